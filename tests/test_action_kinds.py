@@ -12,7 +12,7 @@ import pytest
 import torch
 from action_spaces import INFOS, SPACES, Choices
 from gymnasium.spaces import Box, MultiBinary, MultiDiscrete, Space
-from helpers import StopAt, hashes, tiny
+from helpers import StopAt, hashes, tiny, tiny_of
 
 import rl_training
 from rl_training import SAC
@@ -20,15 +20,18 @@ from rl_training.algorithms import TD3Algorithm
 from rl_training.algorithms.spec import AlgorithmSpec, action_kinds, get_algorithm_spec
 from rl_training.checkpoints.loading import saved_factory
 from rl_training.data import DatasetPart, array_recording, load_dataset
+from rl_training.data.formats.lerobot_own import OwnValues
 from rl_training.data.formats.writing import write_recording
 from rl_training.data.sections import read_sections
+from rl_training.data.summary import summarize
+from rl_training.datasets.describing import summary_lines
 from rl_training.datasets.opening import open_section
 from rl_training.datasets.recipes import record_random
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
 from rl_training.envs.spaces import describe_space_pair
 from rl_training.errors import CheckpointError, ConfigError, DataError, EnvironmentSetupError
 from rl_training.execution.policy import Policy
-from rl_training.types import ACTION_KINDS, ActionKind, SpaceInfo
+from rl_training.types import ACTION_KINDS, ActionKind, Json, SpaceInfo
 
 each_kind = pytest.mark.parametrize("kind", ACTION_KINDS)
 several = pytest.mark.parametrize("kind", ["multi_discrete", "multi_binary"])
@@ -186,6 +189,18 @@ def test_unbounded_actions_need_a_stated_range(tmp_path: Path) -> None:
         rl_training.train(tiny(tmp_path, env_id="Unbounded-v0"))
 
 
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_an_algorithm_for_discrete_actions_is_not_advised_a_range(
+    num_envs: int, tmp_path: Path
+) -> None:
+    unfit = r"'dqn' needs discrete actions, but .*algorithms that fit: .*sac.*"
+    with pytest.raises(EnvironmentSetupError, match=unfit) as raised:
+        rl_training.train(tiny(tmp_path, algo="dqn", env_id="Unbounded-v0", num_envs=num_envs))
+    assert "action_range" not in str(raised.value)
+    with pytest.raises(EnvironmentSetupError, match=unfit):
+        rl_training.DQN("Unbounded-v0").predict(np.zeros(3))
+
+
 @pytest.mark.parametrize(
     ("given", "low", "high"), [(3.0, [-3, -3], [3, 3]), ([-1.0, 0.5], [-1, -1], [0.5, 0.5])]
 )
@@ -238,23 +253,30 @@ def recorded(kind: ActionKind) -> Any:
     return record_random(EnvironmentFactory(lambda: Choices(SPACES[kind])), 300, 0)
 
 
+def written(recording: Any, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Json:
+    """Write a recording; return the section of a config that reads it."""
+    if ending == "minari":
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+        write_recording(recording, tmp_path, "minari", dataset_id="my/data-v0")
+        return {"kind": "minari", "id": "my/data-v0"}
+    if ending == "lerobot":
+        pytest.importorskip("pyarrow")
+        path = write_recording(recording, tmp_path / "data", "lerobot")
+        return {"kind": "lerobot", "path": str(path)}
+    path = write_recording(recording, tmp_path / f"data{ending}", ending[1:])
+    return {"kind": ending[1:], "path": str(path)}
+
+
+each_format = pytest.mark.parametrize("ending", [".npz", ".hdf5", "minari", "lerobot"])
+
+
 @each_kind
-@pytest.mark.parametrize("ending", [".npz", ".hdf5", "minari", "lerobot"])
+@each_format
 def test_recorded_actions_of_every_kind_survive(
     kind: ActionKind, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recording, spaces = recorded(kind), INFOS[kind]
-    if ending == "minari":
-        monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-        write_recording(recording, tmp_path, "minari", dataset_id="my/data-v0")
-        section = {"kind": "minari", "id": "my/data-v0"}
-    elif ending == "lerobot":
-        pytest.importorskip("pyarrow")
-        path = write_recording(recording, tmp_path / "data", "lerobot")
-        section = {"kind": "lerobot", "path": str(path)}
-    else:
-        path = write_recording(recording, tmp_path / f"data{ending}", ending[1:])
-        section = {"kind": ending[1:], "path": str(path)}
+    section = written(recording, ending, tmp_path, monkeypatch)
     loaded = open_section(read_sections(section))
     direct, again = (
         load_dataset([DatasetPart(each)], spaces).packed for each in (recording, loaded)
@@ -262,6 +284,49 @@ def test_recorded_actions_of_every_kind_survive(
     np.testing.assert_allclose(direct.numpy(), again.numpy(), atol=1e-6)
     if kind != "discrete":  # files of arrays do not say how many choices there are
         assert load_dataset([DatasetPart(loaded)]).spaces.actions == spaces.actions
+
+
+@each_format
+@pytest.mark.parametrize(
+    "space",
+    [
+        Box(-1.0, 2.0, (), np.float32),
+        Box(-1.0, 2.0, (1,), np.float32),
+        Box(np.arange(6, dtype=np.float32).reshape(2, 3), 9.0, dtype=np.float32),
+        MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [2, 3]]),
+        MultiBinary([2, 3]),
+    ],
+    ids=str,
+)
+def test_a_policy_of_recorded_data_alone_predicts_actions_of_the_environments_shape(
+    space: Any, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = record_random(EnvironmentFactory(lambda: Choices(space)), 60, 0)
+    section = written(recording, ending, tmp_path, monkeypatch)
+    loaded = open_section(read_sections(section))
+    assert loaded.info.action_shape == (None if len(space.shape) == 1 else space.shape)
+    lines = "\n".join(summary_lines(summarize(loaded)))
+    assert (f"of shape {space.shape}" in lines) == (len(space.shape) != 1)
+    direct, again = (load_dataset([DatasetPart(each)]).packed for each in (recording, loaded))
+    np.testing.assert_allclose(direct.numpy(), again.numpy(), atol=1e-6)
+    bc = get_algorithm_spec("bc")
+    config = tiny_of(bc, tmp_path / "runs", env_id=None, dataset=section, total_timesteps=2)
+    result = rl_training.train(config)
+    actions = rl_training.predict_checkpoint(result.run_dir, np.zeros((4, 3)))
+    assert actions.shape == (4, *space.shape)
+    assert all(space.contains(action.astype(space.dtype)) for action in actions)
+
+
+def test_a_column_of_numbers_without_bounds_has_vectors_of_one_component() -> None:
+    assert array_recording(arrays_with([0.5, 0.25])).info.action_shape is None
+    bounded = {**arrays_with([0.5, 0.25]), "action_low": [-1.0], "action_high": [1.0]}
+    assert array_recording(bounded).info.action_shape is None
+
+
+@pytest.mark.parametrize("shape", [[2], [3, 3], [-2, -3], "six", [6.0]])
+def test_a_damaged_shape_in_a_lerobot_dataset_is_refused(shape: Any) -> None:
+    with pytest.raises(DataError, match=r"meta/rl_training\.json is damaged"):
+        OwnValues.read({"action_shape": shape}, 6, is_one=False, name="data")
 
 
 @several

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 import rl_training
 from rl_training import SAC
 from rl_training.algorithms import get_algorithm_spec
-from rl_training.errors import ConfigError, MissingNetworksError, UserError
+from rl_training.errors import ConfigError, MissingNetworksError, OtherNetworksError, UserError
 from rl_training.execution.learner import Learner
 from rl_training.execution.policy import Policy
-from rl_training.models.custom_networks import given_networks
+from rl_training.models.custom_networks import given_networks, networks_name
 from rl_training.observations import ObservationSpec
 
 
@@ -165,6 +165,20 @@ def test_a_policy_is_loaded_only_with_its_networks() -> None:
     assert_module_acts_like(policy, obs)
 
 
+class Wider(AllNetworks):
+    def critic(self, inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(inputs, 900), nn.ReLU(), nn.Linear(900, outputs))
+
+
+@pytest.mark.parametrize("given", [Wider, Wider(), OnlyCritic])
+def test_a_policy_says_which_networks_it_was_trained_with(given: object) -> None:
+    policy = policy_of(make("sac", AllNetworks), "sac")
+    name = networks_name(given)
+    told = rf"networks = {name}: do not fit.* class AllNetworks .*; pass networks=AllNetworks"
+    with given_networks(given), pytest.raises(OtherNetworksError, match=told):
+        Policy.from_parts(policy.describe(), policy.tensors())
+
+
 # What is wrong, and where
 
 
@@ -248,12 +262,33 @@ def batch_statistics(inputs: int, outputs: int) -> nn.Module:
         (wrong(critic=Counting), "Wrong.critic: .*on earlier calls"),
         (wrong(actor=batch_statistics), "Wrong.actor: failed for inputs"),
         (wrong(value=lambda inputs, outputs: layers(inputs, outputs)), "no network 'value'"),
+        (
+            wrong(critic=nn.Linear, actors=layers),
+            "Wrong.actors: is never called; did you mean 'actor'",
+        ),
+        (wrong(critics=layers), "Wrong.critics: is never called; .*'critic'"),
         (object(), "networks = object: defines none of the methods encoder, actor, critic"),
     ],
 )
 def test_a_wrong_network_is_refused_by_its_method(factory: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make("sac", factory)
+
+
+class Helped(nn.Module):
+    """Has public methods of another package, a function of one, and a helper."""
+
+    activation = nn.functional.silu
+
+    def critic(self, inputs: int, outputs: int) -> nn.Module:
+        return self._layers(inputs, outputs)
+
+    def _layers(self, inputs: int, outputs: int) -> nn.Module:
+        return layers(inputs, outputs)
+
+
+def test_a_factory_may_have_other_attributes() -> None:
+    assert make("sac", Helped).model.critic.sizes[-1] == 1
 
 
 def test_dueling_streams_cannot_be_replaced() -> None:

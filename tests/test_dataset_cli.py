@@ -128,6 +128,7 @@ def test_policy_data_and_replay_are_recorded_from_a_run_folder(
         ((*RANDOM[1:], "--steps", "5", "--format", "minari"), "needs an id"),
         ((*RANDOM[1:], "--steps", "5", "--id", "../x-v0"), "must be a Minari id"),
         ((*RANDOM[1:], "--steps", "5", "--id", "a/data/x-v0"), "may be 'data'"),
+        ((*RANDOM[1:], "--steps", "5", "--id", "a/x-v0"), "namespaces of one letter"),
         ((*RANDOM[1:], "--steps", "5", "--id", "x-v0", "--format", "npz"), "only Minari"),
         (("info", "missing.npz"), "missing.npz: no such file"),
         (("info", "."), "no Minari dataset, LeRobot dataset or run"),

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from rl_training.envs import (
     check_environment_id,
     describe_spaces,
 )
+from rl_training.envs.spaces import _warn_of_rounding
 from rl_training.errors import EnvironmentRuntimeError, EnvironmentSetupError
 
 Environment = gym.Env[Any, Any]
@@ -364,6 +366,23 @@ VECTOR = Box(-1.0, 1.0, (2,), np.float32)
 def test_unsupported_spaces_are_explained(observation: Any, action: Any, message: str) -> None:
     with pytest.raises(EnvironmentSetupError, match=message):
         describe_spaces(with_spaces(observation, action))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "high", "largest"),
+    [(np.int64, 2**24 + 1, "16,777,217"), (np.int32, 2**31 - 1, "2,147,483,64[78]")],
+)
+def test_whole_numbers_that_float32_rounds_are_warned_of_once(
+    dtype: Any, high: int, largest: str
+) -> None:
+    _warn_of_rounding.cache_clear()
+    space = spaces.Dict({"time": Box(0, high, (2,), dtype), "place": VECTOR})
+    with pytest.warns(UserWarning, match=f"'time' .*up to {largest}, .*beyond 16,777,216"):
+        describe_spaces(with_spaces(space, VECTOR))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        describe_spaces(with_spaces(space, VECTOR))
+        describe_spaces(with_spaces(Box(-(2**24), 2**24, (2,), dtype), VECTOR))
 
 
 def test_a_vector_of_unsupported_environments_is_refused() -> None:

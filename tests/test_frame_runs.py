@@ -177,6 +177,20 @@ def test_without_its_replay_a_run_collects_before_it_learns_again(tmp_path: Path
         open_replay(part.run_dir)
 
 
+def test_leaving_out_the_replay_changes_nothing_that_is_learned(
+    tmp_path: Path, finished: TrainResult
+) -> None:
+    without = trained(tmp_path, checkpoint_replay="none", checkpoint_interval=20)
+    states = [
+        json.loads((run.checkpoint_path / "state.json").read_text()) for run in (finished, without)
+    ]
+    assert [state["resume_level"] for state in states] == ["bit-exact", "statistical"]
+    for name in ("model.safetensors", "learner.safetensors"):
+        assert hashes(finished.checkpoint_path)[name] == hashes(without.checkpoint_path)[name]
+    environments = [state["collector"]["environment"] for state in states]
+    assert environments[0]["observations"] == environments[1]["observations"]
+
+
 def test_a_run_whose_checkpoints_do_not_fit_on_the_disk_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

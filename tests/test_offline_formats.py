@@ -22,7 +22,7 @@ from rl_training.data.formats.hdf5 import open_hdf5
 from rl_training.data.formats.minari import local_minari_ids, open_minari
 from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import Recording
-from rl_training.data.formats.writing import write_recording
+from rl_training.data.formats.writing import check_destination, write_recording
 from rl_training.errors import DataError
 
 EPISODES = [(5, True), (3, False), (1, True), (4, False)]
@@ -250,16 +250,16 @@ def test_written_data_are_read_as_the_same_rows(
 ) -> None:
     arrays = recorded(EPISODES) | {"action_low": np.array([-2.0]), "action_high": np.array([2.0])}
     recording = array_recording(arrays)
-    openers = {"npz": open_npz, "hdf5": open_hdf5, "minari": lambda _: open_minari("a/b-v0")}
+    openers = {"npz": open_npz, "hdf5": open_hdf5, "minari": lambda _: open_minari("my/b-v0")}
     destination = minari_folder if data_format == "minari" else tmp_path / f"x.{data_format}"
-    path = write_recording(recording, destination, data_format, dataset_id="a/b-v0")
+    path = write_recording(recording, destination, data_format, dataset_id="my/b-v0")
     again = openers[data_format](path)
     assert load_dataset([DatasetPart(again)]).packed.equal(
         load_dataset([DatasetPart(recording)]).packed
     )
     assert again.info.action_low == [-2.0]
     with pytest.raises(DataError, match="already exists"):
-        write_recording(recording, destination, data_format, dataset_id="a/b-v0")
+        write_recording(recording, destination, data_format, dataset_id="my/b-v0")
     leftovers = [path for path in tmp_path.rglob("*") if ".tmp-" in path.name]
     assert leftovers == []
 
@@ -293,7 +293,7 @@ def test_a_failed_write_leaves_no_files(
     destination = root if data_format == "minari" else root / f"x.{data_format}"
     with pytest.raises(DataError, match="disk full"):
         write_recording(
-            array_recording(recorded(EPISODES)), destination, data_format, dataset_id="a/b-v0"
+            array_recording(recorded(EPISODES)), destination, data_format, dataset_id="my/b-v0"
         )
     assert [path for path in root.rglob("*") if path.is_file()] == []
 
@@ -593,3 +593,15 @@ def test_published_human_demonstrations_load_as_in_minari(genuine: Recording) ->
         np.testing.assert_allclose(batch.discount, 0.99 * ~episode.terminations, rtol=1e-6)
         first += len(episode.rewards)
     assert first == len(dataset)
+
+
+@pytest.mark.parametrize("dataset_id", ["a/b-v0", "my/b-v0", "a/b/c-v0", "b-v0", "_/b-v0"])
+def test_a_minari_id_is_written_if_minari_accepts_it(tmp_path: Path, dataset_id: str) -> None:
+    minari_dataset = pytest.importorskip("minari.dataset.minari_dataset")
+    try:
+        minari_dataset.parse_dataset_id(dataset_id)
+    except ValueError:
+        with pytest.raises(DataError, match="namespaces of one letter"):
+            check_destination(tmp_path, "minari", dataset_id)
+    else:
+        check_destination(tmp_path, "minari", dataset_id)

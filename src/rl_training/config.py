@@ -214,7 +214,8 @@ class TrainConfig(StrictModel):
     evaluation"""
     checkpoint_replay: Literal["full", "none"] = "full"
     """Whether checkpoints contain the replay buffer. With `none` they are small, and a resumed run
-    collects `learning_starts` transitions before it makes updates again"""
+    collects `learning_starts` transitions before it makes updates again. A run that is not stopped
+    learns the same either way"""
     log_interval: Positive = 1_000
     """Steps between two rows of logged metrics"""
     trackers: list[Literal["wandb", "mlflow", "trackio"]] = Field(default_factory=list)

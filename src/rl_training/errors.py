@@ -73,6 +73,10 @@ class EnvironmentSetupError(UserError, ValueError):
     """An environment cannot be created, or does not fit the algorithm."""
 
 
+class UnboundedActionsError(EnvironmentSetupError):
+    """The actions of an environment are a Box without finite bounds, and no range is stated."""
+
+
 class UntrustedModuleError(EnvironmentSetupError):
     """A file needs modules that were not named by the user; files never import modules."""
 
@@ -92,6 +96,17 @@ class MissingNetworksError(UserError):
         super().__init__(
             f"{what}: was trained with networks of the class {name}; pass it again from Python, "
             f"with networks={name.rpartition('.')[2]}"
+        )
+
+
+class OtherNetworksError(UserError):
+    """The networks that a user gives again are not those that a policy was trained with."""
+
+    def __init__(self, saved: str, given: str, problem: str) -> None:
+        super().__init__(
+            f"networks = {given}: do not fit this policy, which was trained with networks of the "
+            f"class {saved} ({problem}); pass networks={saved.rpartition('.')[2]}, with the layers "
+            "that it had in training"
         )
 
 

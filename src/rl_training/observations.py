@@ -4,9 +4,14 @@ An environment's observation may be an array, a number, or a nested dictionary o
 parts are called leaves. Everything between the environment and the networks (workers, replay
 buffers, datasets, checkpoints, batches) moves observations as rows of float32, `(..., size)`:
 
-- Numbers are float32.
-- Images stay uint8. Four of their bytes are one word of the row.
+- Numbers are float32, also those of a Box of float64 or of integers.
+- Images stay uint8: the leaves of a Box of uint8 with two to four axes. Four of their bytes are one
+  word of the row.
 - Discrete values are int32, and binary ones are bytes.
+
+A Box of uint8 with one axis, such as the RAM of an Atari game, is numbers, and takes four times the
+memory of its bytes. As numbers it can be normalized, it is a row without being unpacked, and
+networks, exported policies and the checkpoints of all versions have it as float32.
 
 Only the words of leaves of numbers are floats. The others are the bits of their own type, which
 may look like NaN, so nothing computes with a row except `ObservationSpec.leaves_of`.

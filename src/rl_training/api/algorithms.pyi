@@ -189,7 +189,7 @@ class A2C(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -419,7 +419,7 @@ class AWAC(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -648,7 +648,7 @@ class BC(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -869,7 +869,7 @@ class CalQL(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1134,7 +1134,7 @@ class CQL(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1392,7 +1392,7 @@ class CrossQ(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1634,7 +1634,7 @@ class DDPG(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1873,7 +1873,7 @@ class DQN(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2124,7 +2124,7 @@ class EDAC(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2382,7 +2382,7 @@ class FlashSAC(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2641,7 +2641,7 @@ class FQL(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2888,7 +2888,7 @@ class IQL(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -3130,7 +3130,7 @@ class PPO(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -3366,7 +3366,7 @@ class QRDQN(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -3607,7 +3607,7 @@ class ReBRAC(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -3846,7 +3846,7 @@ class REDQ(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -4100,7 +4100,7 @@ class RLPD(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -4356,7 +4356,7 @@ class SAC(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -4600,7 +4600,7 @@ class TD3(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -4847,7 +4847,7 @@ class TD3BC(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -5095,7 +5095,7 @@ class TQC(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -5347,7 +5347,7 @@ class XQC(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.

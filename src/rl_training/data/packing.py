@@ -214,6 +214,7 @@ def fit_spaces(
             action_low=info.action_low,
             action_high=info.action_high,
             action_start=info.action_start or 0,
+            action_shape=info.action_shape,
             given_observation=info.given_observation,
         )
     name = info.name

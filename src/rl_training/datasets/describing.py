@@ -44,14 +44,15 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         choices = f"{info.action_dim} discrete actions" if info.action_dim else "integers"
         yield f"actions       {choices}"
         return
+    shape = "" if info.action_shape is None else f" of shape {info.action_shape}"
     if not info.is_continuous:
-        yield f"actions       {_numbers(info.action_dim)}, {info.action_kind}"
+        yield f"actions       {_numbers(info.action_dim)}{shape}, {info.action_kind}"
         return
     bounds = ""
     if summary.at_bounds is not None:
         bounds = f"; {summary.at_bounds:.1%} of them within 1 % of a bound"
     units = ", scaled to [-1, 1]" if info.actions_scaled else ""
-    yield f"actions       {_numbers(info.action_dim)}{units}{bounds}"
+    yield f"actions       {_numbers(info.action_dim)}{shape}{units}{bounds}"
     if summary.beyond_bounds:
         components = f"{summary.beyond_bounds:,} of {summary.steps * info.action_dim:,} components"
         yield f"  {components} are out of bounds (clip_actions)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from gymnasium import Env, Wrapper
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-from rl_training.errors import EnvironmentSetupError
+from rl_training.errors import EnvironmentSetupError, UnboundedActionsError, warn_user
 from rl_training.observations import ObservationLeaf, ObservationSpec, box_kind, select_names
 from rl_training.types import ActionKind, SpaceInfo
 from rl_training.validation import suggestion
@@ -18,6 +19,8 @@ LEAF_SPACES = (Box, Discrete, MultiDiscrete, MultiBinary)
 """Spaces of the parts of an observation that are supported"""
 MAX_DISCRETE = 2**31 - 1
 """Largest value of a discrete observation, which is stored as int32"""
+EXACT_INTEGER = 2**24
+"""Up to here, float32 has all whole numbers"""
 
 
 def describe_spaces(env: Env[Any, Any], observation_keys: Sequence[str] | None = None) -> SpaceInfo:
@@ -78,7 +81,7 @@ def _bounded_actions(space: Space[Any]) -> tuple[ActionKind, np.ndarray, np.ndar
             "of a range. Use MultiDiscrete, or a wrapper with a Box of float32 that rounds actions."
         )
     if not space.is_bounded("both"):
-        raise EnvironmentSetupError(
+        raise UnboundedActionsError(
             f"The action space {space} has no finite bounds, but policies choose actions in a "
             "finite range. Set `action_range` to that range: `action_range: 3.0` for [-3, 3], or "
             "`action_range: [low, high]`."
@@ -136,6 +139,8 @@ def _leaf_spaces(space: Space[Any], prefix: str = "") -> Iterator[tuple[str, Spa
 
 def _leaf(name: str, space: Space[Any], supported: list[str]) -> ObservationLeaf:
     if isinstance(space, Box):
+        if np.issubdtype(space.dtype, np.integer) and space.low.size:
+            _warn_of_rounding(name, max(-int(space.low.min()), int(space.high.max())))
         return ObservationLeaf(name, box_kind(space.dtype, space.shape), space.shape)
     if isinstance(space, Discrete):
         return _discrete_leaf(name, (), [int(space.n)], [int(space.start)])
@@ -152,6 +157,17 @@ def _leaf(name: str, space: Space[Any], supported: list[str]) -> ObservationLeaf
         f"{what} is {type(space).__name__}, which is not supported; Box, Discrete, MultiDiscrete, "
         f"MultiBinary, and Dict and Tuple of them are. {advice}"
     )
+
+
+@functools.cache  # once, although spaces are described several times in a run
+def _warn_of_rounding(name: str, largest: int) -> None:
+    if largest > EXACT_INTEGER:
+        what = f"{name!r} of the observation" if name else "the observation"
+        warn_user(
+            f"{what} is a Box of whole numbers up to {largest:,}, and numbers are stored as "
+            f"float32, which rounds those beyond {EXACT_INTEGER:,}; if it has such numbers, scale "
+            "or split them with a wrapper"
+        )
 
 
 def _selection_of(names: Sequence[str]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -17,10 +18,16 @@ from rl_training.data.leaves.description import LeafDescription
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.envs import ActionScaler
 from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
-from rl_training.errors import CheckpointError, MissingNetworksError, UserError, brief
+from rl_training.errors import (
+    CheckpointError,
+    MissingNetworksError,
+    OtherNetworksError,
+    UserError,
+    brief,
+)
 from rl_training.execution.open_loop import ActionQueue
 from rl_training.internals import available_memory
-from rl_training.models.custom_networks import current_networks
+from rl_training.models.custom_networks import current_networks, networks_name
 from rl_training.models.mlp import at_most_parameters
 from rl_training.observations import ObservationSpec
 from rl_training.types import BUFFERS, ActionKind, Json, SpaceInfo, State
@@ -292,7 +299,8 @@ class Policy:
             custom = None if saved.custom_networks is None else current_networks()
             if saved.custom_networks is not None and custom is None:
                 raise MissingNetworksError("this policy", saved.custom_networks)
-            with at_most_parameters(ROOM_FACTOR * numbers + ROOM):
+            room = ROOM_FACTOR * numbers + ROOM
+            with _comparing_networks(saved.custom_networks, custom), at_most_parameters(room):
                 algorithm = spec.algorithm(
                     spaces.observation,
                     spaces.actions,
@@ -309,7 +317,8 @@ class Policy:
         policy.rewards = saved.rewards
         if saved.wrapper_statistics is not None:
             policy.wrapper_statistics = [each.model_dump() for each in saved.wrapper_statistics]
-        policy._check_shapes(shapes)
+        with _comparing_networks(saved.custom_networks, custom):
+            policy._check_shapes(shapes)
         return policy
 
     def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -326,6 +335,18 @@ class Policy:
                 f"policy tensors do not fit this model: {name} has shape {shapes.get(name)}, "
                 f"expected {expected.get(name)}"
             )
+
+
+@contextlib.contextmanager
+def _comparing_networks(saved: str | None, given: object) -> Iterator[None]:
+    """Let a policy that does not fit a user's networks name those that were saved and given."""
+    try:
+        yield
+    except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError) as error:
+        name = networks_name(given)
+        if saved is None or name is None:
+            raise
+        raise OtherNetworksError(saved, name, brief(error)) from None
 
 
 class Player:

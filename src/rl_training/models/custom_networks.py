@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from rl_training.errors import ConfigError, brief
 from rl_training.observations import ObservationSpec
+from rl_training.validation import suggestion
 
 METHODS = ("encoder", "actor", "critic", "value")
 ROWS = 2
@@ -64,11 +65,21 @@ class CustomNetworks:
 
     def __init__(self, factory: object) -> None:
         self.name = networks_name(factory)
+        self._refuse_unknown_methods(factory)
         if not any(callable(getattr(factory, method, None)) for method in METHODS):
             raise ConfigError(
                 f"networks = {self.name}: defines none of the methods {', '.join(METHODS)}"
             )
         self._factory = self._instance(factory)
+
+    def _refuse_unknown_methods(self, factory: object) -> None:
+        """Raise `ConfigError` if a method is none of `METHODS`, since it would never be called."""
+        for method in _public_methods(factory if isinstance(factory, type) else type(factory)):
+            if method not in METHODS:
+                raise ConfigError(
+                    f"{self.name}.{method}: is never called{suggestion(method, METHODS)} (methods "
+                    f"of networks are {', '.join(METHODS)}; begin the names of others with _)"
+                )
 
     def _instance(self, factory: object) -> object:
         if not inspect.isclass(factory):
@@ -214,6 +225,25 @@ def _hidden_part(module: nn.Module) -> str | None:
                     what = "a tensor" if isinstance(item, Tensor) else "modules in a list"
                     return f"{what} as the attribute {f'{path}.{name}'.lstrip('.')!r}"
     return None
+
+
+def _public_methods(kind: type) -> Iterator[str]:
+    """Yield the names of methods without an underscore that are defined in the class's package.
+
+    Those of base classes from other packages are left out, and functions of other packages that
+    are attributes, such as an activation.
+    """
+    for owner in kind.__mro__:
+        for name, value in vars(owner).items():
+            function = getattr(value, "__func__", value)
+            if name.startswith("_") or not inspect.isfunction(function):
+                continue
+            if _package(owner) == _package(function) == _package(kind):
+                yield name
+
+
+def _package(defined: Any) -> str:
+    return str(defined.__module__).partition(".")[0]
 
 
 def _first_row(inputs: Any) -> Any:

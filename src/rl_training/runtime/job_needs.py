@@ -11,7 +11,7 @@ from rl_training.envs.snapshots.layers import foreign_code
 from rl_training.envs.vector.sequential import CheckedEnvironment, make_environments
 from rl_training.envs.vector.step_arrays import NO_SUCCESS
 from rl_training.errors import EnvironmentSetupError, last_line
-from rl_training.training.inputs import check_fit, run_factory, spaces_of
+from rl_training.training.inputs import run_factory, spaces_of
 from rl_training.training.needs import memory_needs, replay_disk_bytes
 
 KEPT = 3
@@ -37,8 +37,7 @@ def job_needs(config: TrainConfig) -> JobNeeds:
     factory = run_factory(config, None)
     if factory is None:
         return JobNeeds(0, 0)
-    spaces = spaces_of(factory)
-    check_fit(config, factory.label, spaces)
+    spaces = spaces_of(factory, config)
     seeds = config.seeds or [config.seed]
     online = config.resolved_regime != "offline"
     needs = memory_needs([config] * len(seeds), spaces, online=online)

@@ -97,7 +97,7 @@ def untrained_policy(
     config: TrainConfig, env: EnvironmentSource | None = None, *, networks: object = None
 ) -> Policy:
     """Build the policy that a run with this config starts from."""
-    spaces = spaces_of(config_factory(config, env))
+    spaces = spaces_of(config_factory(config, env), config)
     with memory_checked([config], spaces, "cpu", online=False), given_networks(networks):
         return build_policy(config, spaces, "cpu", planned_updates(config))
 

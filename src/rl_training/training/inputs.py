@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -38,9 +38,15 @@ from rl_training.envs.goals import GoalEnvironment
 from rl_training.envs.make import close_environment
 from rl_training.envs.tensors.vector import TensorVector
 from rl_training.envs.vector.backends import RAY, Backend, Placement
-from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, warn_user
+from rl_training.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvironmentSetupError,
+    UnboundedActionsError,
+    warn_user,
+)
 from rl_training.execution.random_streams import Stream, stream_seed
-from rl_training.types import Json, ResumeLevel, SpaceInfo
+from rl_training.types import ActionKind, Json, ResumeLevel, SpaceInfo
 
 RECORDED = "recorded-data"
 """The label of a run without an environment"""
@@ -120,8 +126,10 @@ def describe_environment(
     return description
 
 
-def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) -> ResumeLevel:
-    """How exactly this run can be resumed."""
+def environment_resume_level(
+    factory: EnvironmentFactory | None, config: TrainConfig
+) -> ResumeLevel:
+    """How exactly the environments of this run can be resumed."""
     if factory is None or config.resolved_regime == "offline":
         return ResumeLevel.BIT_EXACT
     if config.vectorization == "ray-async":
@@ -130,8 +138,6 @@ def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) ->
             "the run can neither be repeated nor resumed exactly (resume level statistical); "
             "'ray' is exact"
         )
-        return ResumeLevel.STATISTICAL
-    if config.checkpoint_replay == "none":
         return ResumeLevel.STATISTICAL
     if uses_tensors(factory, config):
         source = factory.tensor_source
@@ -142,6 +148,12 @@ def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) ->
         # Several environments are rarely at an episode boundary at the same time.
         return ResumeLevel.STATISTICAL
     return level
+
+
+def run_resume_level(environments: ResumeLevel, config: TrainConfig) -> ResumeLevel:
+    """How exactly this run can be resumed, if its environments can be resumed at this level."""
+    lacks_replay = config.checkpoint_replay == "none" and config.resolved_regime != "offline"
+    return ResumeLevel.STATISTICAL if lacks_replay else environments
 
 
 def choose_backend(factory: EnvironmentFactory | None, config: TrainConfig, seeds: int) -> Backend:
@@ -227,26 +239,32 @@ def open_inputs(
     configs: Sequence[TrainConfig],
     factory: EnvironmentFactory | None,
     arrays: Arrays | None,
-    level: ResumeLevel,
     backend: Backend,
     device: str,
     resources: contextlib.ExitStack,
+    *,
+    seed_every_reset: bool,
 ) -> RunInputs:
-    """Start the environments and load the data, and check that they fit the algorithm."""
+    """Start the environments and load the data, and check that they fit the algorithm.
+
+    With `seed_every_reset`, every episode starts from its own seed, which environments need whose
+    state cannot be saved.
+    """
     config, environment, spaces = configs[0], None, None
     goals = None if config.hindsight is None else _open_goals(config, factory, resources)
     if factory is not None and config.resolved_regime == "offline":
-        spaces = spaces_of(factory)
-        check_fit(config, factory.label, spaces)
+        spaces = spaces_of(factory, config)
     elif factory is not None:
-        environment = _training_environment(factory, configs, level, backend, device)
+        environment = _training_environment(
+            factory, configs, backend, device, seed_every_reset=seed_every_reset
+        )
         resources.enter_context(environment)
         spaces = environment.spaces
     dataset = None
     if config.resolved_regime != "online":
         dataset = _load_dataset(config, factory, spaces, arrays, goals, device)
         spaces = dataset.spaces if spaces is None else spaces
-        check_fit(config, "the dataset", dataset.spaces)
+        check_fit(config, "the dataset", dataset.spaces.action_kind)
         if environment is not None and dataset.rewards is None:
             raise ConfigError(
                 "dataset: its sections transform rewards differently, so new rewards cannot be "
@@ -346,29 +364,31 @@ def require_same_data(saved: Json | None, inputs: RunInputs, *, hint: str = "") 
 def _training_environment(
     factory: EnvironmentFactory,
     configs: Sequence[TrainConfig],
-    level: ResumeLevel,
     backend: Backend,
     device: str,
+    *,
+    seed_every_reset: bool,
 ) -> VectorEnvironment | TensorVector:
     """Start the training environments of all seeds and check that they fit the algorithm."""
     config = configs[0]
     seeds = [stream_seed(each.seed, Stream.TRAINING_ENVIRONMENT) for each in configs]
-    if backend == "tensors":
-        worlds = TensorVector(factory, config.num_envs, seeds, device)
-        check_fit(config, factory.label, worlds.spaces)
-        return worlds
-    environment = VectorEnvironment(
-        factory,
-        config.num_envs,
-        seeds,
-        backend=backend,
-        seed_every_reset=level is not ResumeLevel.BIT_EXACT,
-        timeout=config.env_timeout,
-        restarts=config.env_restarts,
-        placement=Placement(config.env_workers, config.ray_address, config.env_worker_cpus),
-    )
+    environment: VectorEnvironment | TensorVector
+    with _unbounded_actions_fit(config, factory.label):
+        if backend == "tensors":
+            environment = TensorVector(factory, config.num_envs, seeds, device)
+        else:
+            environment = VectorEnvironment(
+                factory,
+                config.num_envs,
+                seeds,
+                backend=backend,
+                seed_every_reset=seed_every_reset,
+                timeout=config.env_timeout,
+                restarts=config.env_restarts,
+                placement=Placement(config.env_workers, config.ray_address, config.env_worker_cpus),
+            )
     try:
-        check_fit(config, factory.label, environment.spaces)
+        check_fit(config, factory.label, environment.spaces.action_kind)
     except EnvironmentSetupError:
         environment.close()
         raise
@@ -401,21 +421,34 @@ def _load_dataset(
         )
 
 
-def spaces_of(factory: EnvironmentFactory) -> SpaceInfo:
+def spaces_of(factory: EnvironmentFactory, config: TrainConfig) -> SpaceInfo:
+    """Return the spaces of an environment; raise if the algorithm has no use for its actions."""
     environment = factory()
     try:
-        return describe_spaces(environment, factory.observation_keys)
+        with _unbounded_actions_fit(config, factory.label):
+            spaces = describe_spaces(environment, factory.observation_keys)
     finally:
         close_environment(environment)
+    check_fit(config, factory.label, spaces.action_kind)
+    return spaces
 
 
-def check_fit(config: TrainConfig, label: str, spaces: SpaceInfo) -> None:
-    """Raise `EnvironmentSetupError` if the algorithm has no use for the actions."""
-    if config.spec.fits(spaces):
+@contextlib.contextmanager
+def _unbounded_actions_fit(config: TrainConfig, label: str) -> Iterator[None]:
+    """Advise a range of unbounded actions only for an algorithm that has use for them."""
+    try:
+        yield
+    except UnboundedActionsError:
+        check_fit(config, label, "continuous")
+        raise
+
+
+def check_fit(config: TrainConfig, label: str, kind: ActionKind) -> None:
+    """Raise `EnvironmentSetupError` if the algorithm has no use for this kind of actions."""
+    if kind in config.spec.actions:
         return
-    fitting = [spec.name for spec in list_algorithm_specs() if spec.fits(spaces)]
+    fitting = [spec.name for spec in list_algorithm_specs() if kind in spec.actions]
     raise EnvironmentSetupError(
         f"algo = {config.algo!r} needs {action_kinds(config.spec.actions, ' or ')} actions, but "
-        f"{label} has {spaces.action_kind} actions; "
-        f"algorithms that fit: {', '.join(fitting) or 'none'}"
-    )
+        f"{label} has {kind} actions; algorithms that fit: {', '.join(fitting) or 'none'}"
+    ) from None

@@ -42,7 +42,7 @@ def check_memory(
     """
     if factory is None or len(configs) * configs[0].num_envs == 1:
         return
-    online, spaces = configs[0].resolved_regime != "offline", spaces_of(factory)
+    online, spaces = configs[0].resolved_regime != "offline", spaces_of(factory, configs[0])
     # Whether transitions are stored again is known only later. At least they are stored once.
     on_host = replay_is_on_host(configs, spaces, device, online=online, repeats_rows=False)
     with memory_checked(

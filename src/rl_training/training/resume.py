@@ -44,7 +44,7 @@ from rl_training.training.saved_run import (
     open_saved_run,
     set_newer_aside,
 )
-from rl_training.types import ResumeLevel, ScheduleChoice, TrainResult
+from rl_training.types import ScheduleChoice, TrainResult
 
 
 def resume_run(
@@ -148,9 +148,14 @@ def _resume(
         slots = tuple(saved.description.slot for saved in saved_runs)
         population = Population(description.width, slots)
     with stop_on_signals() as signals, prepared_process(config.seed, execution) as resources:
-        level = ResumeLevel(description.resume_level)
         inputs = open_inputs(
-            configs, factory, arrays, level, execution.vectorization, execution.device, resources
+            configs,
+            factory,
+            arrays,
+            execution.vectorization,
+            execution.device,
+            resources,
+            seed_every_reset=description.seeds_every_reset,
         )
         require_same_data(description.data, inputs, hint=data_hint(first.state))
         parts = build_parts(

@@ -50,6 +50,7 @@ from rl_training.training.inputs import (
     check_vectorization,
     choose_backend,
     describe_environment,
+    environment_resume_level,
     open_inputs,
     run_factory,
     run_resume_level,
@@ -57,7 +58,7 @@ from rl_training.training.inputs import (
 from rl_training.training.needs import check_disk, check_memory, replay_is_on_host
 from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
-from rl_training.types import EVALUATION_METRICS, Json, TrainResult
+from rl_training.types import EVALUATION_METRICS, Json, ResumeLevel, TrainResult
 
 
 def start_run(
@@ -120,13 +121,22 @@ def _start(
         label = RECORDED
         if factory is not None:
             label = check_environment(factory, reads_data=config.reads_data)
-        level = run_resume_level(factory, config)
+        level = environment_resume_level(factory, config)
+        seed_every_reset = level is not ResumeLevel.BIT_EXACT
         check_memory(configs, factory, execution.device)
         backend = choose_backend(factory, config, len(configs))
         execution = dataclasses.replace(execution, vectorization=backend)
         if backend == "tensors":  # nothing runs on the host that updates could overlap with
             execution = dataclasses.replace(execution, overlap=False)
-        inputs = open_inputs(configs, factory, arrays, level, backend, execution.device, resources)
+        inputs = open_inputs(
+            configs,
+            factory,
+            arrays,
+            backend,
+            execution.device,
+            resources,
+            seed_every_reset=seed_every_reset,
+        )
         if current_networks() is not None and (reason := why_not_mapped(config, inputs.spaces)):
             warn_user(
                 f"networks: {reason}; updates are not compiled, and seeds are trained one at a time"
@@ -159,7 +169,8 @@ def _start(
                 execution=execution.to_json(),
                 environment=describe_environment(factory, each, label),
                 data=inputs.fingerprint,
-                resume_level=level,
+                resume_level=run_resume_level(level, each),
+                seed_every_reset=seed_every_reset,
                 schedule_timesteps=each.total_timesteps,
                 planned_updates=updates,
                 width=population.width,

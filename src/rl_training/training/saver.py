@@ -57,6 +57,9 @@ class RunDescription(StrictModel):
     data: Json | None
     """Fingerprint of the recorded data, if any"""
     resume_level: str
+    seed_every_reset: bool | None = None
+    """Whether every episode starts from its own seed. None in files of earlier versions: unless
+    the resume level is bit-exact"""
     schedule_timesteps: int
     planned_updates: int
     width: Annotated[int, Field(ge=1, le=1024)]
@@ -64,6 +67,12 @@ class RunDescription(StrictModel):
     slot: Annotated[int, Field(ge=0)]
     custom_networks: str | None = None
     """Name of the class of a user's networks, if the run has any"""
+
+    @property
+    def seeds_every_reset(self) -> bool:
+        if self.seed_every_reset is None:
+            return self.resume_level != ResumeLevel.BIT_EXACT
+        return self.seed_every_reset
 
 
 class CheckpointSaver:
@@ -182,9 +191,10 @@ class CheckpointSaver:
         if best is not None and self.best_checkpoint is not None:
             self._best_return = float(best["eval_return_mean"])
 
-    def describe_resume_level(self, level: ResumeLevel) -> None:
-        """State this level in `metadata.json` and in later checkpoints."""
-        self._description = self._description.model_copy(update={"resume_level": level.value})
+    def describe_loss(self, level: ResumeLevel) -> None:
+        """State this level in `metadata.json` and in later checkpoints, after a lost episode."""
+        changes = {"resume_level": level.value, "seed_every_reset": True}
+        self._description = self._description.model_copy(update=changes)
         self._folder.write_metadata(self._description.model_dump())
 
     @property

@@ -66,8 +66,8 @@ class Saver(Protocol):
         """Mean evaluation return of the best checkpoint, if there is one."""
         ...
 
-    def describe_resume_level(self, level: ResumeLevel) -> None:
-        """State this level in `metadata.json` and in later checkpoints."""
+    def describe_loss(self, level: ResumeLevel) -> None:
+        """State this level in `metadata.json` and in later checkpoints, after a lost episode."""
         ...
 
     @property
@@ -158,6 +158,7 @@ class SeedRun:
         self.config, self.seed_index, self.run_dir = config, seed_index, run_dir
         self.policy, self.shared, self.collector = policy, shared, collector
         self.evaluator, self.saver, self.resume_level = evaluator, saver, resume_level
+        self._has_lost_episodes = False
         self.callbacks, self.log, self.planned_end = list(callbacks), log, planned_end
         self.progress, self.pauses = Progress(), Pauses()
         self._stopwatch = stopwatch or Stopwatch()
@@ -228,16 +229,13 @@ class SeedRun:
     def notice_losses(self) -> None:
         """Lower the resume level if an environment's state was lost with its worker process."""
         reason = None if self.collector is None else self.collector.why_lost(self.seed_index)
-        if reason is not None:
-            self.lower_resume_level(ResumeLevel.STATISTICAL, reason)
-
-    def lower_resume_level(self, level: ResumeLevel, reason: str) -> None:
-        """State a lower level in later checkpoints, and warn once."""
-        if self.resume_level is level:
+        if reason is None or self._has_lost_episodes:
             return
-        before, self.resume_level = self.resume_level, level
-        warn_user(f"from now on, resuming this run is {level} instead of {before}: {reason}")
-        self.saver.describe_resume_level(level)
+        self._has_lost_episodes, before = True, self.resume_level
+        self.resume_level = level = ResumeLevel.STATISTICAL
+        if before is not level:
+            warn_user(f"from now on, resuming this run is {level} instead of {before}: {reason}")
+        self.saver.describe_loss(level)
 
     def after_updating(self) -> None:
         self._on_update.dispatch(self._context, self.progress.position)

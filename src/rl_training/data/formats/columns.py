@@ -39,7 +39,8 @@ VALIDS = "valids"
 OTHERS = ("actions", "rewards", "terminals", *BOUNDARIES, MASKS, VALIDS)
 """All arrays that are not observations"""
 BOUNDS = ("action_low", "action_high")
-"""Action bounds, in files that this package wrote; one entry per action component"""
+"""Action bounds, in files that this package wrote; one entry per action component, in the shape of
+an action"""
 
 
 class ArrayColumn:
@@ -86,7 +87,8 @@ class ColumnRecording:
         actions = columns["actions"]
         kind_of_actions = _action_kind(actions, action_bounds)
         action_dim = math.prod(actions.shape[1:])
-        low, high = _checked_bounds(action_bounds, action_dim, name)
+        shape = _action_shape(actions, kind_of_actions, action_bounds)
+        low, high = _checked_bounds(action_bounds, shape, action_dim, name)
         if kind_of_actions == "multi_binary":
             low, high = np.zeros(action_dim, np.float32), np.ones(action_dim, np.float32)
         self._boundaries = _find_boundaries(columns, rows, name, max_episode_steps)
@@ -100,6 +102,7 @@ class ColumnRecording:
             max_rows=rows if kept is None else int(kept.sum()),
             action_low=low,
             action_high=high,
+            action_shape=shape,
             provenance=provenance,
             given_observation=self._observation,
         )
@@ -182,6 +185,20 @@ def _action_kind(actions: Column, bounds: tuple[np.ndarray, np.ndarray] | None) 
     if bounds is not None and all(bound.dtype.kind in "iu" for bound in bounds):
         return "multi_discrete"
     return "discrete" if per_step in ((), (1,)) else "continuous"
+
+
+def _action_shape(
+    actions: Column, kind: ActionKind, bounds: tuple[np.ndarray, np.ndarray] | None
+) -> tuple[int, ...] | None:
+    """Return the shape of an action that is not a vector.
+
+    Actions without an axis are vectors of one component, unless their bounds have no axis either.
+    """
+    per_step = actions.shape[1:]
+    is_number = per_step == () and bounds is not None and bounds[0].shape == ()
+    if kind == "discrete" or not (is_number or len(per_step) > 1):
+        return None
+    return per_step
 
 
 def require_columns(present: Collection[str], name: str) -> None:
@@ -292,15 +309,21 @@ def _flags(column: Column, rows: int, name: str) -> np.ndarray:
 
 
 def _checked_bounds(
-    bounds: tuple[np.ndarray, np.ndarray] | None, action_dim: int, name: str
+    bounds: tuple[np.ndarray, np.ndarray] | None,
+    action_shape: tuple[int, ...] | None,
+    action_dim: int,
+    name: str,
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     if bounds is None:
         return None, None
     low, high = (np.asarray(bound) for bound in bounds)
     for key, bound in zip(BOUNDS, (low, high), strict=True):
-        if bound.dtype.kind not in "fiu" or bound.shape != (action_dim,):
+        if bound.dtype.kind not in "fiu" or bound.shape not in (
+            (action_dim,),
+            action_shape,
+        ):
             raise DataError(
                 f"{name}: {key} has type {bound.dtype} and shape {bound.shape}; expected "
                 f"one number for each of the {action_dim} action components"
             )
-    return low.astype(np.float32), high.astype(np.float32)
+    return low.reshape(-1).astype(np.float32), high.reshape(-1).astype(np.float32)

@@ -81,6 +81,7 @@ class LeRobotRecording:
             max_rows=about.frames,
             action_low=own.action_low,
             action_high=own.action_high,
+            action_shape=own.action_shape,
             action_start=own.action_start,
             environment=own.environment,
             reference_scores=own.reference_scores,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from rl_training.observations import ObservationLeaf, ObservationSpec
 from rl_training.types import ACTION_KINDS, ActionKind, Json
 
 MAX_ACTIONS = 2**31
+MAX_AXES = 32
+"""Most axes of an array in NumPy 1"""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class OwnValues:
     choices: int = 0
     action_low: np.ndarray | None = None
     action_high: np.ndarray | None = None
+    action_shape: tuple[int, ...] | None = None
     action_start: int | None = None
     environment: Json | None = None
     reference_scores: tuple[float, float] | None = None
@@ -64,6 +68,7 @@ class OwnValues:
                 abs(_whole(values.get("actions", 0))) if discrete else 0,
                 None if discrete else low,
                 None if discrete else high,
+                None if discrete else _shape(values.get("action_shape"), action_dim),
                 _whole(values["action_start"]) if discrete and "action_start" in values else None,
                 environment,
                 scores,
@@ -88,6 +93,8 @@ def own_values(info: RecordingInfo, provenance: Json | None, description: str) -
     elif _is_finite(info.action_low) and _is_finite(info.action_high):
         values["action_low"] = np.asarray(info.action_low, np.float64).tolist()
         values["action_high"] = np.asarray(info.action_high, np.float64).tolist()
+    if info.action_shape is not None:
+        values["action_shape"] = list(info.action_shape)
     if info.given_observation is not None:
         values["observation"] = info.given_observation.to_json()
     if info.environment is not None:
@@ -140,6 +147,15 @@ def _bound(values: Any, size: int) -> np.ndarray | None:
     if bound.shape != (size,) or not np.isfinite(bound).all():
         raise ValueError("action bounds")
     return bound
+
+
+def _shape(values: Any, size: int) -> tuple[int, ...] | None:
+    if values is None:
+        return None
+    shape = tuple(map(_whole, values))
+    if math.prod(shape) != size or min(shape, default=1) < 1 or len(shape) > MAX_AXES:
+        raise ValueError("action_shape")
+    return shape
 
 
 def _whole(value: Any) -> int:

@@ -155,6 +155,7 @@ class MinariRecording:
             max_rows=_total_steps(metadata, name),
             action_low=actions.get("low"),
             action_high=actions.get("high"),
+            action_shape=actions["given_shape"],
             action_start=actions.get("start"),
             environment=_environment(metadata),
             reference_scores=reference_scores(metadata),

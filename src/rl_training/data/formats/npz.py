@@ -91,7 +91,7 @@ class EntryColumn:
     def read(self, first: int, last: int) -> np.ndarray:
         with _npz_errors(self._name):
             if self._column_major:  # the values of a step are not contiguous in the file
-                return self._read_all()[first:last]
+                return self.read_all()[first:last]
             if first == 0 or self._file is None:
                 self._rewind()
             if first == self._position - 1:
@@ -123,11 +123,12 @@ class EntryColumn:
             self._last_row = taken[-1:]
         return taken
 
-    def _read_all(self) -> np.ndarray:
+    def read_all(self) -> np.ndarray:
+        """Return the entire array, which stays in memory."""
         if self._all_rows is None:
             with self._open_data() as file:
                 data = np.frombuffer(file.read(), self.dtype)
-            self._all_rows = data.reshape(self.shape[::-1]).T
+            self._all_rows = data.reshape(self.shape, order="F" if self._column_major else "C")
         return self._all_rows
 
 
@@ -157,10 +158,7 @@ def _read_header(
 def _read_bound(archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:
     if archive.getinfo(entry).file_size > MAX_BOUND_BYTES:
         raise DataError(f"{name} is too large for action bounds")
-    column = EntryColumn(archive, entry, name)
-    if len(column.shape) != 1:
-        raise DataError(f"{name} has shape {column.shape}; it must be (action components,)")
-    return column.read(0, column.shape[0])
+    return EntryColumn(archive, entry, name).read_all()
 
 
 def _read_provenance(archive: zipfile.ZipFile, entry: str | None) -> Json | None:

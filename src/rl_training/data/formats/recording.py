@@ -76,6 +76,8 @@ class RecordingInfo:
     action_high: np.ndarray | None = None
     actions_scaled: bool = False
     """Whether actions are already scaled to [-1, 1]"""
+    action_shape: tuple[int, ...] | None = None
+    """Shape of an action in the environment, as in `SpaceInfo`; `Steps` have vectors"""
     action_start: int | None = None
     """Smallest discrete action in the data, if known"""
     environment: Json | None = None
@@ -121,6 +123,7 @@ class RecordingInfo:
             action_low=spaces.action_low,
             action_high=spaces.action_high,
             actions_scaled=spaces.is_continuous,
+            action_shape=spaces.action_shape,
             action_start=spaces.action_start if spaces.action_kind == "discrete" else None,
             environment=environment,
             given_observation=spaces.given_observation,

@@ -108,6 +108,11 @@ def check_destination(
         check_minari_id(dataset_id)
         if "data" in dataset_id.split("/"):
             raise DataError(f"{dataset_id!r}: no part of a Minari id may be 'data'")
+        if len(dataset_id.rpartition("/")[0]) == 1:
+            raise DataError(
+                f"{dataset_id!r}: Minari refuses namespaces of one letter; use a longer one, such "
+                "as my-data/pendulum/random-v0"
+            )
         require_h5py("Minari datasets")
         destination = destination / dataset_id
     elif data_format == "hdf5":
@@ -134,12 +139,19 @@ def collect(recording: Recording, progress: ProgressListener | None = None) -> A
     arrays = {key: values[:count] for key, values in arrays.items()}
     if info.action_kind == "discrete":
         arrays["actions"] = arrays["actions"][:, 0]
-    elif info.action_low is not None and info.action_high is not None:
+        return arrays
+    shape = _action_shape(info)
+    arrays["actions"] = arrays["actions"].reshape(count, *shape)
+    if info.action_low is not None and info.action_high is not None:
         # Bounds that are integers say that the actions between them are choices.
         bound_type = np.int64 if info.action_kind == "multi_discrete" else np.float32
-        arrays["action_low"] = info.action_low.astype(bound_type)
-        arrays["action_high"] = info.action_high.astype(bound_type)
+        arrays["action_low"] = info.action_low.astype(bound_type).reshape(shape)
+        arrays["action_high"] = info.action_high.astype(bound_type).reshape(shape)
     return arrays
+
+
+def _action_shape(info: RecordingInfo) -> tuple[int, ...]:
+    return (info.action_dim,) if info.action_shape is None else info.action_shape
 
 
 def _check_names(info: RecordingInfo) -> None:
@@ -230,11 +242,12 @@ def _episode_observations(arrays: Arrays, info: RecordingInfo, rows: slice) -> A
 
 def _action_space(arrays: Mapping[str, np.ndarray], info: RecordingInfo) -> Json:
     if info.is_continuous:
-        return _box(info.action_dim, info.action_low, info.action_high)
+        return _box(_action_shape(info), info.action_low, info.action_high)
     if info.action_kind == "multi_binary":
-        return {"type": "MultiBinary", "n": [info.action_dim]}
+        return {"type": "MultiBinary", "n": list(_action_shape(info))}
     if info.action_kind == "multi_discrete":
-        low, high = (np.asarray(bound, np.int64) for bound in (info.action_low, info.action_high))
+        bounds = (np.asarray(bound, np.int64) for bound in (info.action_low, info.action_high))
+        low, high = (bound.reshape(_action_shape(info)) for bound in bounds)
         nvec, start = (high - low + 1).tolist(), low.tolist()
         return {"type": "MultiDiscrete", "dtype": "int64", "nvec": nvec, "start": start}
     start = info.action_start or 0
@@ -242,13 +255,15 @@ def _action_space(arrays: Mapping[str, np.ndarray], info: RecordingInfo) -> Json
     return {"type": "Discrete", "dtype": "int64", "start": start, "n": choices}
 
 
-def _box(size: int, low: np.ndarray | None, high: np.ndarray | None) -> Json:
+def _box(shape: tuple[int, ...], low: np.ndarray | None, high: np.ndarray | None) -> Json:
+    lowest = np.full(shape, -np.inf) if low is None else low.reshape(shape)
+    highest = np.full(shape, np.inf) if high is None else high.reshape(shape)
     return {
         "type": "Box",
         "dtype": "float32",
-        "shape": [size],
-        "low": [-np.inf] * size if low is None else low.tolist(),
-        "high": [np.inf] * size if high is None else high.tolist(),
+        "shape": list(shape),
+        "low": lowest.tolist(),
+        "high": highest.tolist(),
     }
 
 

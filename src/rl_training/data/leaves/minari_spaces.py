@@ -125,7 +125,16 @@ def _advice(name: str, kind: str, names: list[str]) -> str:
 
 
 def read_actions(metadata: Json, name: str) -> Json:
-    """Parse the action space in Minari's metadata: size, and bounds if there are any."""
+    """Parse the action space in Minari's metadata: size, and bounds if there are any.
+
+    `shape` is that of a stored action; `given_shape` is `RecordingInfo.action_shape`.
+    """
+    found = _read_actions(metadata, name)
+    is_flat = found["kind"] == "discrete" or len(found["shape"]) == 1
+    return {**found, "given_shape": None if is_flat else found["shape"]}
+
+
+def _read_actions(metadata: Json, name: str) -> Json:
     try:
         space = json.loads(metadata["action_space"])
         if space["type"] == "Discrete":
@@ -136,8 +145,8 @@ def read_actions(metadata: Json, name: str) -> Json:
         if space["type"] != "Box":
             shape = f" of shape {space['shape']}" if "shape" in space else ""
             raise DataError(
-                f"{name}: the action space is {space['type']}{shape}; only flat "
-                "vectors (a one-dimensional Box) are supported"
+                f"{name}: the action space is {space['type']}{shape}; only Box, Discrete, "
+                "MultiDiscrete and MultiBinary are supported"
             )
         sizes = tuple(map(int, space["shape"]))
         low, high = (np.asarray(space[end], np.float32) for end in ("low", "high"))
