@@ -213,12 +213,12 @@ def test_n_step_rows_equal_those_of_the_collector(
     for step in steps:
         transitions, _ = accumulator.add(*(np.asarray(value)[None] for value in step))
         expected.append(transitions)
-    obs, _, reward, discount, next_obs, _ = Transitions.joined(expected)
+    joined = Transitions.joined(expected)
     batch = rows(dataset)
-    np.testing.assert_array_equal(batch.obs, obs)
-    np.testing.assert_allclose(batch.reward, reward, rtol=1e-6)
-    np.testing.assert_allclose(batch.discount, discount, rtol=1e-6)
-    np.testing.assert_array_equal(batch.next_obs, next_obs)
+    np.testing.assert_array_equal(batch.obs, joined.obs)
+    np.testing.assert_allclose(batch.reward, joined.reward, rtol=1e-6)
+    np.testing.assert_allclose(batch.discount, joined.discount, rtol=1e-6)
+    np.testing.assert_array_equal(batch.next_obs, joined.next_obs)
 
 
 @given(episode_lists, st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.integers(1, 3))
