@@ -87,6 +87,24 @@ def test_a_vec_env_with_final_observations_bootstraps_from_them() -> None:
     assert step.obs.tolist() == [[0, 0]] * 3
 
 
+def test_a_broken_world_that_its_simulator_has_reset_is_noticed() -> None:
+    class BreakingEnv(FinalEnv):
+        def step(
+            self, actions: torch.Tensor
+        ) -> tuple[Any, torch.Tensor, torch.Tensor, dict[str, Any]]:
+            obs, reward, dones, extras = super().step(actions)
+            extras["final_obs"]["policy"][0] = torch.nan
+            return obs, reward, dones, extras
+
+    worlds = VecEnvWorlds(BreakingEnv())
+    worlds.reset([0])
+    step = worlds.step(torch.tensor([[1.0], [1.0], [0.0]]))
+    assert step.broken.tolist() == [True, False, False]
+    assert step.terminated.tolist() == [False, True, False]
+    # Where no episode ends, the final observation does not count.
+    assert not worlds.step(torch.zeros(3, 1)).broken.any()
+
+
 def test_an_unknown_group_and_several_seeds_are_refused() -> None:
     with pytest.raises(EnvironmentSetupError, match="there are policy, critic"):
         VecEnvWorlds(RslEnv(), group="actor")
