@@ -218,6 +218,11 @@ def test_an_interruption_cuts_the_newest_steps() -> None:
             "networks.random_shift = 4: must be 0",
         ),
         ({"algo_kwargs": {"learning_starts": 5}}, "learning_starts = 5: unknown key"),
+        ({"algo_kwargs": {"batch_size": 1}}, "a minibatch of one transition has no standard"),
+        (
+            {"num_envs": 1, "algo_kwargs": {"rollout_steps": 1}},
+            "a minibatch of one transition has no standard",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
