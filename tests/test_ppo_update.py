@@ -104,6 +104,31 @@ def test_the_losses_are_those_of_the_paper(
     assert expected["clip_fraction"] > 0
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_lost_transition_does_not_change_the_probability_of_its_action(normalize: bool) -> None:
+    settings = {**SMALL, "normalize_advantages": normalize, "value_coefficient": 0.0}
+    ppo = PPO(3, 2, settings, seed=3)
+    batch = make_batch()
+    lost = torch.tensor([0.0, 2.0, 0.0, 1.0, 0.0, 0.0])
+    advantages = torch.where(lost > 1, 0.0, torch.arange(1.0, 1.0 + ROWS))
+    log_probs = ppo.model.action_logprobs(batch.obs, batch.action).detach()
+
+    def gradient(action: torch.Tensor) -> torch.Tensor:
+        rows = batch.with_fields(
+            action=action, ended=lost, advantages=advantages, log_probs=log_probs
+        )
+        actor = ppo.state["actor"].clone().requires_grad_()
+        loss, _ = ppo_loss(ppo, {**ppo.state, "actor": actor}, rows, {})
+        (found,) = torch.autograd.grad(loss, [actor])
+        return found
+
+    other = batch.action.clone()
+    other[1] += 0.1
+    torch.testing.assert_close(gradient(other), gradient(batch.action))
+    other[2] += 0.1
+    assert not torch.allclose(gradient(other), gradient(batch.action))
+
+
 def test_an_update_changes_both_networks_and_clips_their_joint_gradient() -> None:
     ppo = PPO(3, 2, {**SMALL, "max_grad_norm": 0.1, "adam_betas": [0.0, 0.0]}, seed=1)
     before = copy_state(ppo)

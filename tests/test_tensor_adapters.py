@@ -10,9 +10,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import StopAt, tiny
+from helpers import StopAt, tiny, tiny_of
+from safetensors.torch import load_file
 
 import rl_training
+from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.envs.tensors.adapters import JaxWorlds, VecEnvWorlds, VectorWorlds
 from rl_training.envs.tensors.contract import TensorSource
 from rl_training.errors import EnvironmentSetupError
@@ -85,6 +87,24 @@ def test_a_vec_env_with_final_observations_bootstraps_from_them() -> None:
     assert not step.left_out.any()
     assert step.final_obs.tolist() == [[LIMIT, -LIMIT]] * 3
     assert step.obs.tolist() == [[0, 0]] * 3
+
+
+def test_a_broken_world_that_its_simulator_has_reset_is_noticed() -> None:
+    class BreakingEnv(FinalEnv):
+        def step(
+            self, actions: torch.Tensor
+        ) -> tuple[Any, torch.Tensor, torch.Tensor, dict[str, Any]]:
+            obs, reward, dones, extras = super().step(actions)
+            extras["final_obs"]["policy"][0] = torch.nan
+            return obs, reward, dones, extras
+
+    worlds = VecEnvWorlds(BreakingEnv())
+    worlds.reset([0])
+    step = worlds.step(torch.tensor([[1.0], [1.0], [0.0]]))
+    assert step.broken.tolist() == [True, False, False]
+    assert step.terminated.tolist() == [False, True, False]
+    # Where no episode ends, the final observation does not count.
+    assert not worlds.step(torch.zeros(3, 1)).broken.any()
 
 
 def test_an_unknown_group_and_several_seeds_are_refused() -> None:
@@ -192,14 +212,28 @@ def test_a_simulator_that_exists_once_is_trained_and_resumed(
     assert np.isfinite(resumed.metrics["train/critic_loss"])
 
 
+def test_a_resumed_rollout_does_not_continue_episodes_that_are_gone(tmp_path: Path) -> None:
+    worlds = VecEnvWorlds(FinalEnv(4))
+    source = TensorSource(lambda num_envs, device: worlds, exact=False, evaluated=False)
+    task = {"env_id": None, "num_envs": 4, "total_timesteps": 32}
+    settings = {"rollout_steps": 8, "batch_size": 32}
+    config = tiny_of(get_algorithm_spec("ppo"), tmp_path, **task, algo_kwargs=settings)
+    stopped = rl_training.train(config, env=source, callbacks=[StopAt(12)])
+    assert isinstance(stopped, TrainResult)
+    resumed = rl_training.resume_training(stopped.run_dir, env=source)
+    [rows] = [load_file(path) for path in resumed.checkpoint_path.glob("replay-*.safetensors")]
+    [stored] = rows.values()
+    ended = stored[:, -1].view(8, 4)
+    assert (ended[2] == 1).all()
+    assert not (ended[:2] == 1).all(1).any()
+
+
 def test_transitions_that_are_left_out_are_never_stored(tmp_path: Path) -> None:
     worlds = VecEnvWorlds(RslEnv(4))  # all worlds are truncated in the same step
     source = TensorSource(lambda num_envs, device: worlds, exact=False, evaluated=False)
     config = tiny(tmp_path, env_id=None, num_envs=4, total_timesteps=160)
     result = rl_training.train(config, env=source)
     assert isinstance(result, TrainResult)
-    from safetensors.torch import load_file
-
     [rows] = [load_file(path) for path in result.checkpoint_path.glob("replay-*.safetensors")]
     [stored] = rows.values()
     before, after, discount = stored[:, 0], stored[:, 5], stored[:, 4]

@@ -126,6 +126,20 @@ def test_what_is_adapted_is_said(tmp_path: Path) -> None:
         continued(tmp_path, "sac", before)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [("bc", "ppo"), ("sac", "ppo"), ("ppo", "sac"), ("ppo", "td3")]
+)
+def test_an_actor_without_a_tanh_says_that_actions_change(
+    first: str, second: str, tmp_path: Path
+) -> None:
+    activation = {"activation": "tanh"}
+    before = pretrained(tmp_path, first, **activation)
+    message = "limits actions by a tanh and that of 'ppo' does not"
+    with pytest.warns(UserWarning, match=message) as given:
+        continued(tmp_path, second, before, **activation)
+    assert not any("most likely actions are the same" in str(each.message) for each in given)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_the_standard_deviation_is_the_learned_one_or_a_small_one(tmp_path: Path) -> None:
     for objective in ("likelihood", "squared_error"):

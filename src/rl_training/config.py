@@ -356,6 +356,13 @@ class TrainConfig(StrictModel):
                     f"{key}: {self.algo} learns from rollouts and has no replay buffer; remove "
                     f"{key}"
                 )
+        rows = self.algo_kwargs.rollout_steps * self.num_envs
+        if self.algo_kwargs.normalize_advantages and min(self.algo_kwargs.batch_size, rows) == 1:
+            raise ValueError(
+                "algo_kwargs.normalize_advantages: a minibatch of one transition has no standard "
+                "deviation; use a batch_size and a rollout of at least 2, or "
+                "normalize_advantages: false"
+            )
         if self.overlap == "on":
             raise ValueError(
                 f"overlap = 'on': {self.algo} learns from complete rollouts, so that environments "

@@ -24,7 +24,7 @@ from rl_training.types import Batch, Metrics, State
 
 
 class A2CHyperparameters(RolloutHyperparameters):
-    """The defaults of Stable-Baselines3.
+    """The defaults of Stable-Baselines3, except that the value's loss is half its squared error.
 
     Adam without a first moment stands for RMSprop; it also corrects the bias of the second moment.
     """

@@ -122,6 +122,8 @@ class OnPolicyAlgorithm(Algorithm):
         assert advantages is not None
         if settings.normalize_advantages and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            if batch.ended is not None:  # subtracting the mean must not teach a lost action
+                advantages = torch.where(batch.ended > 1, 0.0, advantages)
         log_probs, entropies, values = self.model.evaluate(
             batch.obs, batch.action, actor=state["actor"], critic=state["critic"]
         )

@@ -27,7 +27,11 @@ KL_TOLERANCE = 1.5
 
 
 class PPOHyperparameters(RolloutHyperparameters):
-    """The defaults of Stable-Baselines3, most of which are the paper's for MuJoCo."""
+    """The defaults of Stable-Baselines3, most of which are the paper's for MuJoCo.
+
+    As in OpenAI's Baselines, the loss of the value is half its squared error, so that it weighs
+    half as much as in Stable-Baselines3.
+    """
 
     symbols: ClassVar[Mapping[str, str]] = {
         "clip_range": "ε",

@@ -24,6 +24,7 @@ from rl_training.envs.tensors.vector import TensorVector
 from rl_training.errors import CheckpointError, ConfigError, warn_user
 from rl_training.execution.policy import Policy
 from rl_training.models.mlp import Network
+from rl_training.models.mlp_ppo import UnboundedGaussianHead
 from rl_training.types import Json, State
 
 SAME_FUNCTION = ("actor_head", "value_min", "value_max", "num_atoms")
@@ -240,12 +241,25 @@ def _say_what_is_taken(
             f"init_from = {path!r}: {policy.algorithm_name!r} takes its {' and '.join(taken)} "
             f"from {trained.algorithm_name!r} and starts with a new {' and '.join(fresh)}"
         )
-    if is_adapted:
+    if policy.spaces.is_continuous and _is_squashed(policy) != _is_squashed(trained):
+        squashed, other = (policy, trained) if _is_squashed(policy) else (trained, policy)
+        warn_user(
+            f"init_from = {path!r}: the actor of {squashed.algorithm_name!r} limits actions by a "
+            f"tanh and that of {other.algorithm_name!r} does not, so that actions far from zero "
+            "differ from those of the trained policy; evaluate the policy before you rely on it"
+        )
+    elif is_adapted:
         warn_user(
             f"init_from = {path!r}: the head of the actor of {trained.algorithm_name!r} is adapted "
             f"to {policy.algorithm_name!r}: its most likely actions are the same, but not how "
             "they are sampled"
         )
+
+
+def _is_squashed(policy: Policy) -> bool:
+    """Whether continuous actions are the tanh of the actor's outputs; all but PPO's and A2C's."""
+    head = getattr(policy.algorithm.model, "head", None)
+    return not isinstance(head, UnboundedGaussianHead)
 
 
 def _fitted(own: Network, vector: Tensor, other: Network, trained: Tensor) -> Tensor | None:
@@ -261,7 +275,8 @@ def _with_other_head(
 ) -> Tensor | None:
     """The trained parameters of an actor whose head for continuous actions is another one.
 
-    The first outputs of every such head are the most likely action before its tanh. Those of a
+    The first outputs of every such head are the most likely action before its tanh, if it has one
+    (`_is_squashed`). Those of a
     squashed Gaussian are followed by logarithms of standard deviations, and `log_std` of a Gaussian
     are such logarithms for all states. None if the rest does not fit.
     """

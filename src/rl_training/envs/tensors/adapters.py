@@ -80,7 +80,9 @@ class AdaptedWorlds(TensorEnvironment):
         if final_obs is not None:
             known = self._checked(final_obs, "final observation").float()
             reached, left_out = torch.where(ended, known, obs), torch.zeros_like(truncated)
-        healthy = torch.isfinite(obs).all(-1) & torch.isfinite(reward)
+        # A simulator that resets a broken world itself shows it in the final observation alone.
+        healthy = torch.isfinite(obs).all(-1) & torch.isfinite(reached).all(-1)
+        healthy &= torch.isfinite(reward)
         return TensorStep(
             torch.nan_to_num(obs, 0.0, 0.0, 0.0),
             reward,

@@ -298,11 +298,17 @@ class TensorCollector:
             tensor[rows] = saved[name].to(tensor.device)
         if self._vector.worlds.is_restorable:
             self._vector.worlds.restore(_part_of(current, _WORLDS))
-        elif self._windows is not None:
-            self._windows.forget()
+        else:
+            self._replay_of(seed_index).interrupt(seed_index)
+            if self._windows is not None:
+                self._windows.forget()
         self._spare[seed_index] = saved[_SPARE].to(self._spare.device)
         if self._scalers:
             self._scalers[seed_index].load_tensors(_part_of(saved, _SCALER))
+
+    def _replay_of(self, seed_index: int) -> ReplayBuffer:
+        sizes = [explorer.num_seeds for explorer in self._explorers]
+        return self._replays[int(np.searchsorted(np.cumsum(sizes), seed_index, side="right"))]
 
     def _tensors(self) -> State:
         """The tensors with an axis of worlds that the next steps depend on.
