@@ -33,12 +33,12 @@ from rl_training.data.n_step import NStepAccumulator
 from rl_training.deployment.export import export_run
 from rl_training.envs import environment_factory
 from rl_training.envs.snapshots.codec import Decoder
+from rl_training.envs.spaces import describe_spaces
 from rl_training.errors import ConfigError, DataError, UserError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.execution import execution
 from rl_training.execution.open_loop import ActionQueue
 from rl_training.execution.policy import Policy
-from rl_training.training.inputs import spaces_of
 from rl_training.types import ActionSpec, TrainResult
 
 CHUNK, GAMMA = 3, 0.9
@@ -315,7 +315,7 @@ def test_evaluations_are_executed_open_loop(monkeypatch: pytest.MonkeyPatch) -> 
     taken: list[list[tuple[float, float]]] = []
     learner = FQL(2, 1, {"hidden_sizes": [8], "action_chunk": CHUNK})
     factory = environment_factory(None, {}, partial(Clock, taken, (7, 4, 2, 9)))
-    policy = Policy(learner, spaces_of(factory), algorithm_name="fql")
+    policy = Policy(learner, describe_spaces(factory()), algorithm_name="fql")
     taken.clear()
     found = Evaluator(factory, 6, 0).evaluate(policy)
     assert found is not None

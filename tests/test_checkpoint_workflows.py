@@ -45,13 +45,13 @@ from rl_training.checkpoints.loading import cached_policy, find_checkpoint, load
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.data import replay_buffer
 from rl_training.envs import EnvironmentFactory, environment_factory
+from rl_training.envs.spaces import describe_spaces
 from rl_training.envs.vector.step_arrays import EpisodeTracker
 from rl_training.errors import CheckpointError, RunLockedError, UserError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import Stream, stream_seed
 from rl_training.experiment.overview import list_runs
-from rl_training.training.inputs import spaces_of
 from rl_training.types import TrainResult
 
 OBSERVATION = [1.0, 0.0, 0.5]
@@ -194,7 +194,7 @@ class ProcessNumber(gym.Wrapper[Any, Any, Any, Any]):
 def test_an_evaluation_in_processes_gives_the_same_returns() -> None:
     factory = environment_factory(None, {}, lambda: ProcessNumber(gym.make("CartPole-v1")))
     learner = DQN(4, 2, {"hidden_sizes": [8]}, seed=3)
-    policy = Policy(learner, spaces_of(factory), algorithm_name="dqn")
+    policy = Policy(learner, describe_spaces(factory()), algorithm_name="dqn")
     here = Evaluator(factory, 3, 7).evaluate(policy)
     elsewhere = Evaluator(factory, 3, 7, in_processes=True).evaluate(policy)
     assert here is not None
@@ -690,6 +690,7 @@ STATE_KEYS = [
     "execution",
     "environment",
     "resume_level",
+    "seed_every_reset",
     "schedule_timesteps",
     "planned_updates",
     "width",
@@ -717,7 +718,7 @@ def test_a_forged_state_is_resumed_or_refused(run_copy: Path, key: str, value: A
         assert resume_training(newest(run_copy), total_timesteps=121).metrics["global_step"] == 121
 
 
-OPTIONAL_KEYS = ("versions", "custom_networks")
+OPTIONAL_KEYS = ("versions", "custom_networks", "seed_every_reset")
 """Keys that older checkpoints lack; networks of users are found by the names of their tensors"""
 
 

@@ -255,7 +255,8 @@ def test_n_step_transitions_of_environments_that_step_at_different_times(n_step:
             rng.normal(size=(number, 2)).astype(np.float32),
         ]
         rows, environments = together.add(*[each.copy() for each in step], active)
-        assert environments is not None
+        if environments is None:  # one row of each, in order
+            environments = np.arange(number)
         for index, environment in enumerate(environments):
             found[environment].append([field[index].tolist() for field in rows[:5]])
         for environment in np.flatnonzero(active):

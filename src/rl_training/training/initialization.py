@@ -27,8 +27,10 @@ from rl_training.models.mlp import Network
 from rl_training.models.mlp_ppo import UnboundedGaussianHead
 from rl_training.types import Json, State
 
-SAME_FUNCTION = ("actor_head", "value_min", "value_max", "num_atoms")
+SAME_FUNCTION = ("actor_head",)
 """Settings that change what parameters of equal shapes compute"""
+SAME_SUPPORT = ("value_min", "value_max", "num_atoms")
+"""The same, of categorical critics"""
 ADAPTED_STD = 0.2
 """Standard deviation, before the tanh, of a squashed Gaussian whose actor had none"""
 ADAM_PARTS = ("mean", "square", "count")
@@ -130,10 +132,12 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
             f"init_from = {path!r}: was trained with activation = {was!r}, but this run uses "
             f"{now!r}, which would change the function; set activation: {was}"
         )
-    for name in SAME_FUNCTION:
-        here, there = (
-            getattr(each.algorithm.hyperparameters, name, None) for each in (policy, trained)
-        )
+    both = [each.algorithm.hyperparameters for each in (policy, trained)]
+    # Critics of different kinds are not taken over, so that their values need not agree.
+    are_alike = all(getattr(each, "num_atoms", 1) > 1 for each in both)
+    are_alike |= policy.algorithm_name == trained.algorithm_name
+    for name in (*SAME_FUNCTION, *(SAME_SUPPORT if are_alike else ())):
+        here, there = (getattr(each, name, None) for each in both)
         if None not in (here, there) and here != there:
             raise ConfigError(
                 f"init_from = {path!r}: was trained with {name} = {there!r}, but this run "
