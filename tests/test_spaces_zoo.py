@@ -101,6 +101,7 @@ def test_seeds_with_dictionaries_are_one_program(
     """
     env = partial(Zoo, "dictionary", ACTIONS[kind])
     config = config_of(spec, tmp_path, max_updates=FEW_UPDATES)
+    config["total_timesteps"] = 8 * FEW_UPDATES  # as many rollouts
     config["algo_kwargs"] |= {"batch_size": 16, "adam_epsilon": 1e-3}
     alone = rl_training.train({**config, "seed": 4}, env=env)
     monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
