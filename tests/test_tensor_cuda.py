@@ -110,6 +110,49 @@ def test_rounds_do_not_wait_for_the_device(tmp_path: Path, changes: dict[str, An
     assert watch.rounds > 90
 
 
+class Launches(Callback):
+    """Counts the graphs that are launched while worlds are stepped."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.graphs, self.rounds = 0, 0
+        replay = torch.cuda.CUDAGraph.replay
+
+        def counted(graph: torch.cuda.CUDAGraph) -> None:
+            self.graphs += 1
+            replay(graph)
+
+        monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        self.rounds += 1
+        if self.rounds > 50:
+            assert self.graphs == 1
+        self.graphs = 0
+
+    def on_update_end(self, context: TrainingContext) -> None:
+        self.graphs = 0
+
+
+@pytest.mark.parametrize("env_id", ["tensors/Pendulum-v1", "warp/InvertedPendulum-v5"])
+def test_acting_simulating_and_storing_are_one_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env_id: str
+) -> None:
+    if env_id.startswith("warp"):
+        pytest.importorskip("mujoco_warp")
+    launches = Launches(monkeypatch)
+    trained(on_cuda(tmp_path, compile="on", env_id=env_id), callbacks=[launches])
+    assert launches.rounds == 100
+
+
+def test_worlds_that_cannot_be_captured_are_trained_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained(on_cuda(tmp_path, compile="on"))
+    monkeypatch.setattr(Pendulum, "is_capturable", False)
+    parts = trained(on_cuda(tmp_path, compile="on"))
+    assert hashes(parts.checkpoint_path) == hashes(whole.checkpoint_path)
+
+
 @pytest.mark.parametrize("name", ["InvertedPendulum", "HalfCheetah", "Ant"])
 def test_warp_on_the_gpu_is_close_to_the_cpu(name: str) -> None:
     pytest.importorskip("mujoco_warp")

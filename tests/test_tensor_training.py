@@ -198,11 +198,16 @@ def rows_of(values: torch.Tensor) -> Batch:
     return Batch(column, column, values.float(), values.float(), column)
 
 
+def add_on_device(replay: ReplayBuffer, numbers: torch.Tensor) -> None:
+    replay.add_on_device(replay.pack_on_device(rows_of(numbers)))
+    replay.count_on_device(len(numbers))
+
+
 def test_rows_are_added_on_the_device_as_from_the_host() -> None:
     replay = ReplayBuffer(10, 1, 1, slots=(0, 1), width=2)
     for first in range(0, 24, 4):  # both rings wrap around
         numbers = torch.arange(first, first + 4)
-        replay.add_on_device(replay.pack_on_device(rows_of(torch.cat([numbers, 100 + numbers]))))
+        add_on_device(replay, torch.cat([numbers, 100 + numbers]))
     assert len(replay) == 10
     for seed, start in ((0, 0), (1, 100)):
         [(_, rows, _)] = replay.segments(seed_index=seed)
@@ -212,7 +217,7 @@ def test_rows_are_added_on_the_device_as_from_the_host() -> None:
 
 def test_more_rows_than_fit_keep_the_newest() -> None:
     replay = ReplayBuffer(3, 1, 1)
-    replay.add_on_device(replay.pack_on_device(rows_of(torch.arange(8))))
+    add_on_device(replay, torch.arange(8))
     [(_, rows, _)] = replay.segments()
     assert sorted(rows[:, 0].tolist()) == [5, 6, 7]
     assert replay.rows_added() == 8

@@ -89,7 +89,9 @@ class ReplayBuffer:
         self._defers = self.device.type == "cuda"
         owners = np.zeros(width, dtype=np.int64)
         owners[list(slots)] = np.arange(len(slots))
-        self._seed_of_slot = owners
+        self._seed_of_slot, self._owners = owners, torch.from_numpy(owners).to(self.device)
+        self._counts = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
+        """Rows ever added for each seed, if they are added on the device"""
         shape = () if width == 1 else (width, 1)
         offsets = torch.from_numpy(owners * capacity).to(self.device)
         self._slot_offsets = None if width == 1 else offsets.view(shape)
@@ -201,23 +203,26 @@ class ReplayBuffer:
     def add_on_device(self, rows: Tensor) -> None:
         """Append what `pack_on_device` returned, as many rows for each seed, in their order.
 
-        The host computes only where they go, and waits for nothing.
+        A graph can capture it: where the rows go is counted on the device. `count_on_device` has to
+        be called as often.
         """
         assert self.can_be_staged, "the rows are on the device, and there is nothing besides them"
-        num_seeds = len(self._added)
-        of_seeds = rows.view(num_seeds, -1, self.row_width)
+        of_seeds = rows.view(len(self._added), -1, self.row_width)
         number = of_seeds.shape[1]
-        kept = min(number, self.capacity)
-        starts = self._added + (number - kept)  # of equal positions, only the newest is written
-        self._added += number
-        ranks = torch.arange(kept, device=self.device)
-        rings = [(ranks + int(start) % self.capacity) % self.capacity for start in starts]
-        positions = torch.cat([ring + seed * self.capacity for seed, ring in enumerate(rings)])
-        self._rows.index_copy_(0, positions, of_seeds[:, number - kept :].flatten(0, 1))
+        first = max(0, number - self.capacity)  # of equal positions, only the newest is written
+        ranks = self._counts[:, None] + torch.arange(first, number, device=self.device)
+        rings = self.capacity * torch.arange(len(self._added), device=self.device)[:, None]
+        positions = (ranks % self.capacity + rings).flatten()
+        self._rows.index_copy_(0, positions, of_seeds[:, first:].flatten(0, 1))
         if self.priorities is not None:
             self.priorities.admit(positions)
-        if (self._added - number < self.capacity).any():  # else they stay as they are
-            self._slot_sizes.copy_(self._to_device(self._sizes()).view(self._slot_sizes.shape))
+        self._counts += number
+        sizes = self._counts.clamp(max=self.capacity).index_select(0, self._owners)
+        self._slot_sizes.copy_(sizes.view(self._slot_sizes.shape))
+
+    def count_on_device(self, number: int) -> None:
+        """Note on the host that `add_on_device` appended this many rows for all seeds together."""
+        self._added += number // len(self._added)
 
     def _number(self, episodes: RingEpisodes, ended: np.ndarray, owners: np.ndarray | None) -> None:
         """Number the rows that are added next."""
@@ -467,7 +472,7 @@ class ReplayBuffer:
             self._ring(seed_index)[first : first + len(segment)] = segment.to(self.device)
             first += len(segment)
         seed = seed_index - self._first_seed
-        self._added[seed] = rows_added
+        self._added[seed] = self._counts[seed] = rows_added
         if self._frames is not None and filled:
             ring = self._ring(seed_index)[:filled, self.columns.next_obs].cpu().numpy()
             self._frames.restore_counts(np.roll(ring, -(rows_added % filled), 0), rows_added, seed)

@@ -51,8 +51,6 @@ class TensorExplorer:
         self._progress = torch.zeros(lead, device=self._device)
         explore, compiled = population.over_slots(algorithm.explore), learner.execution.compiled
         self._explore = compile_program(explore, self._device) if compiled else explore
-        self._is_graphed = learner.execution.graphed
-        self._graph: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
     def needs_compiling(self) -> bool:
         return is_uncompiled(self._explore)
@@ -62,39 +60,27 @@ class TensorExplorer:
 
     @torch.no_grad()
     def _compile(self) -> None:
-        pool = self.pool
-        self._policy_actions(pool.at_cursor() if self._is_graphed else pool.current_noise())
+        self._policy_actions(self.pool.at_cursor())
 
-    @torch.no_grad()
-    def choose(self, obs: Tensor, progress: float, *, at_random: bool) -> Tensor:
+    def advance(self, progress: float) -> None:
+        """Prepare the next call of `choose`, or the next replay of a graph that contains one."""
+        self.pool.advance()
+        self._progress.fill_(progress)
+
+    def choose(self, obs: Tensor, *, at_random: bool) -> Tensor:
         """Return actions `(seeds * num_envs, ...)` for observations, in [-1, 1] or from 0.
 
-        The next call may overwrite them.
+        A graph can capture it: the random numbers are those at the cursor of the pool.
         """
-        self.pool.advance()
+        noise = self.pool.at_cursor()
+        self.pool.cursor.add_(1)
         if at_random:
-            return self._of_seeds(self._random_actions())
+            return self._of_seeds(self._random_actions(noise[RANDOM]))
         if self._is_alone:
             self._obs.copy_(obs)
         else:
             self._obs.index_copy_(0, self._slots, obs.view(self.num_seeds, *self._obs.shape[1:]))
-        self._progress.fill_(progress)
-        if not self._is_graphed:
-            return self._of_seeds(self._remembering_actions(self.pool.current_noise()))
-        self.pool.cursor.fill_(self.pool.position - 1)
-        if self._graph is None:
-            self._graph = self._capture()
-        graph, actions = self._graph
-        graph.replay()
-        return self._of_seeds(actions)
-
-    def _capture(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        from rl_training.execution.cuda_graphs import capture  # only runs on CUDA need it
-
-        changed = [tensor for state in self._remembered for tensor in state.values()]
-        return capture(
-            lambda: self._remembering_actions(self.pool.at_cursor()), self._device, changed=changed
-        )
+        return self._of_seeds(self._remembering_actions(noise))
 
     def _remembering_actions(self, noise: Noise) -> Tensor:
         """Return the actions of all slots, with numbers that depend on those of earlier steps."""
@@ -113,8 +99,7 @@ class TensorExplorer:
         actions: Tensor = self._explore(self._state, obs, used, self._progress)
         return actions
 
-    def _random_actions(self) -> Tensor:
-        uniform = self.pool.current_noise()[RANDOM]
+    def _random_actions(self, uniform: Tensor) -> Tensor:
         if self._spaces.is_continuous:
             return uniform * 2 - 1
         choices = torch.tensor(self._spaces.actions.num_choices, device=self._device)

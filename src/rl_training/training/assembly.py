@@ -299,6 +299,7 @@ def _build_tensor_collector(
         rewards=parts.policies[0].rewards,
         scalers=[scaler for scaler in scalers if isinstance(scaler, DeviceReturnScaler)],
         stopwatch=stopwatch,
+        graphed=parts.execution.graphed,
     )
 
 

@@ -16,7 +16,7 @@ from rl_training.envs.tensors.simulated import Outcome, SimulatedWorlds
 class Pendulum(SimulatedWorlds):
     """`Pendulum-v1`: swing up a rod by a torque, and hold it upright."""
 
-    max_steps = 200
+    max_steps, is_capturable = 200, True
     max_speed, max_torque, time_step = 8.0, 2.0, 0.05
     mass, length = 1.0, 1.0
 
@@ -62,7 +62,7 @@ class Pendulum(SimulatedWorlds):
 class CartPole(SimulatedWorlds):
     """`CartPole-v1`: push a cart to the left or right so that the pole on it does not fall."""
 
-    max_steps = 500
+    max_steps, is_capturable = 500, True
     gravity, cart_mass, pole_mass, half_length = 9.8, 1.0, 0.1, 0.5
     force, time_step = 10.0, 0.02
     max_position, max_angle = 2.4, 12 * 2 * math.pi / 360

@@ -51,6 +51,9 @@ class TensorEnvironment(ABC):
     device: torch.device
     is_restorable: ClassVar[bool] = True
     """Whether `snapshot` and `restore` work. Else a resumed run starts new episodes"""
+    is_capturable: ClassVar[bool] = False
+    """Whether `step` can be captured in a CUDA graph. It must then launch everything on PyTorch's
+    current stream, work in place, wait for nothing and not branch on data"""
     observation_space: gym.spaces.Box
     """Of one world: a vector of numbers"""
     action_space: gym.Space[Any]

@@ -28,7 +28,8 @@ class SimulatedWorlds(TensorEnvironment):
 
     A step calls `simulate`, `outcome`, `begin_episodes`, `refresh` and `first_observations`, in
     this order. All but `simulate` and `refresh` may be captured (see `Captured`): they work on
-    tensors that stay where they are.
+    tensors that stay where they are. If these two may be as well, set `is_capturable`, so that a
+    round of training is one graph.
     """
 
     max_steps: int
@@ -52,6 +53,9 @@ class SimulatedWorlds(TensorEnvironment):
     def outcome(self) -> Outcome:
         """What the step led to, in new tensors."""
 
+    def begin_worlds(self) -> None:
+        """Prepare what a world keeps for all its episodes, by its `keys`."""
+
     @abstractmethod
     def begin_episodes(self, chosen: Tensor) -> None:
         """Put the `chosen` worlds, a mask, into the initial state of their current episode."""
@@ -72,6 +76,7 @@ class SimulatedWorlds(TensorEnvironment):
         self.keys.copy_(world_keys(seeds, self.num_envs, self.device))
         self.episodes.zero_()
         self.lengths.zero_()
+        self.begin_worlds()
         everywhere = torch.ones_like(self._ended)
         self.begin_episodes(everywhere)
         self.refresh()

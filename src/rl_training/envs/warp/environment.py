@@ -32,6 +32,8 @@ class WarpEnvironment(SimulatedWorlds):
     keeps its factors.
     """
 
+    is_capturable = True
+
     def __init__(
         self,
         num_envs: int,
@@ -54,14 +56,12 @@ class WarpEnvironment(SimulatedWorlds):
         low, high = model.actuator_ctrlrange.astype(np.float32).T
         self.action_space = gym.spaces.Box(low, high)
 
-    def reset(self, seeds: Sequence[int]) -> Tensor:
-        obs = super().reset(seeds)
+    def begin_worlds(self) -> None:
         self._randomize()
-        return obs
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         super().restore(state)
-        self._randomize()
+        self._randomize()  # by the restored keys
 
     def simulate(self, actions: Tensor) -> None:
         self._simulator.ctrl.copy_(actions)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rl_training.envs.tensors.captured import is_capturing
 from rl_training.envs.warp.tasks import Task
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ RANDOMIZED: Mapping[str, tuple[tuple[str, int], ...]] = {
 class Simulator:
     """Worlds that are stepped together; their fields are views of the simulator's memory.
 
-    On a GPU, the substeps of an environment step are one CUDA graph.
+    On a GPU, the substeps of an environment step are one CUDA graph, or a part of the graph that
+    PyTorch is capturing.
     """
 
     def __init__(
@@ -107,6 +109,18 @@ class Simulator:
         def launch() -> None:
             # On the stream of PyTorch, so that its operations and the simulation are in order.
             stream = self._wp.stream_from_torch(torch.cuda.current_stream(self._torch_device))
-            self._wp.capture_launch(capture.graph, stream=stream)
+            if is_capturing():
+                self._join_capture(body, stream)
+            else:
+                self._wp.capture_launch(capture.graph, stream=stream)
 
         return launch
+
+    def _join_capture(self, body: Callable[[], Any], stream: Any) -> None:
+        """Add the kernels of `body` to the graph that PyTorch is capturing on this stream."""
+        self._wp.capture_begin(stream=stream, external=True)
+        try:
+            with self._wp.ScopedStream(stream, sync_enter=False):
+                body()
+        finally:
+            self._wp.capture_end(stream=stream)

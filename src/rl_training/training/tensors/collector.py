@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,11 +40,16 @@ _OBS, _SPARE = "obs", "spare"
 _OF_PAST = tuple(_EPISODES + name for name in ("last_returns", "last_lengths", "broken"))
 """What does not depend on the current episodes"""
 
+Collected = tuple[Tensor, TensorStep]
+"""Actions of all worlds, and what they led to"""
+
 
 class TensorCollector:
     """Steps the worlds of all seeds together and fills the replay buffers.
 
-    All is launched by the host and done by the device in that order; counters are on the host. A
+    All is launched by the host and done by the device in that order; counters are on the host. On
+    a GPU, a round (act, simulate, store) is one CUDA graph if the worlds can be captured. The
+    updates after it are launched separately, because callbacks may look at the run in between. A
     seed that is retired goes on, unused: its worlds cost less than to leave them out.
     """
 
@@ -59,10 +66,12 @@ class TensorCollector:
         rewards: RewardTransform | None = None,
         scalers: Sequence[DeviceReturnScaler] = (),
         stopwatch: Stopwatch | None = None,
+        graphed: bool = True,
     ) -> None:
         """One explorer and replay buffer per program; one normalizer and scaler, if any, per seed.
 
-        The first `random_steps` actions are uniformly random.
+        The first `random_steps` actions are uniformly random. Rounds on a GPU are captured if
+        `graphed`.
         """
         self._vector, self._gamma, self._random_steps = vector, gamma, random_steps
         self._explorers, self._replays = list(explorers), list(replays)
@@ -74,8 +83,8 @@ class TensorCollector:
         self._statistics = EpisodeStatistics(vector.total_envs, vector.device)
         shape = vector.total_envs, vector.spaces.obs_dim
         self._obs, self._has_begun = torch.zeros(shape, device=vector.device), False
-        self._actions: Tensor | None = None
-        self._last: tuple[Tensor, TensorStep] | None = None
+        self._progress = 0.0
+        self._last: Collected | None = None
         self._rounds, self._checked = 0, [0] * vector.num_seeds
         self._errors: dict[int, Exception] = {}
         self._spare = torch.zeros(
@@ -87,7 +96,9 @@ class TensorCollector:
             widths = self._replays[0].columns.widths
             size = vector.total_envs
             self._windows = StepWindows(n_step, gamma, size, widths, vector.device)
-        self._digest = Captured(self._digest_step, vector.device)
+        self._graphed = graphed
+        self._kinds: dict[tuple[bool, bool], Captured[Collected]] = {}
+        """Rounds by whether their actions are random, and whether they complete transitions"""
 
     @property
     def num_envs(self) -> int:
@@ -113,18 +124,12 @@ class TensorCollector:
 
     @torch.no_grad()
     def begin(self, global_step: int, progress: float, updates: int = 0) -> None:
-        """Choose the next actions."""
-        self._stopwatch.start()
+        """Start the worlds, if that is due; `finish` launches the round."""
+        self._progress = progress
         if not self._has_begun:
+            self._stopwatch.start()
             self._start()
             self._stopwatch.stop("environments")
-        at_random, first, chosen = self.acts_at_random(global_step), 0, []
-        for explorer in self._explorers:
-            last = first + explorer.num_seeds * self.num_envs
-            chosen.append(explorer.choose(self._obs[first:last], progress, at_random=at_random))
-            first = last
-        self._actions = chosen[0] if len(chosen) == 1 else torch.cat(chosen)
-        self._stopwatch.stop("acting")
 
     def _start(self) -> None:
         self._obs.copy_(self._vector.reset())
@@ -133,40 +138,68 @@ class TensorCollector:
 
     @torch.no_grad()
     def finish(self, global_step: int, updates: int = 0) -> dict[int, Exception]:
-        """Step the worlds and store their transitions; return the errors by seed index."""
+        """Act, step the worlds and store their transitions; return the errors by seed index."""
         self._stopwatch.start()
-        assert self._actions is not None
-        step = self._vector.step(self._actions)
+        for explorer in self._explorers:
+            explorer.advance(self._progress)
+        # The first steps complete no transition over several of them.
+        stores = self._windows is None or self._rounds + 1 >= self._windows.n_step
+        self._last = self._round(self.acts_at_random(global_step), stores)()
+        if stores:
+            for explorer, replay in zip(self._explorers, self._replays, strict=True):
+                replay.count_on_device(explorer.num_seeds * self.num_envs)
         self._stopwatch.stop("environments")
-        self._store(self._actions, step)
-        self._stopwatch.stop("sampling")
         self._rounds += 1
         if self._rounds % CHECK_ROUNDS == 0:
             self._check_broken()
         errors, self._errors = self._errors, {}
         return errors
 
-    def _store(self, actions: Tensor, step: TensorStep) -> None:
-        if self._last is None:
-            # Captured programs read and write the same memory in every round.
-            copies = (None if part is None else part.clone() for part in step)
-            self._last = actions.clone(), TensorStep(*copies)  # type: ignore[arg-type]
-        else:
-            for kept, given in zip((self._last[0], *self._last[1]), (actions, *step), strict=True):
-                if kept is not None and given is not None:
-                    kept.copy_(given)
-        rows, first = self._digest(), 0
-        if self._windows is not None and self._rounds + 1 < self._windows.n_step:
-            return  # no transition is complete
-        for explorer, replay in zip(self._explorers, self._replays, strict=True):
-            last = first + explorer.num_seeds * self.num_envs
-            replay.add_on_device(rows[first:last])
-            first = last
+    def _round(self, at_random: bool, stores: bool) -> Captured[Collected]:
+        kind = at_random, stores
+        if kind not in self._kinds:
+            worlds, graphed = self._vector.worlds, self._graphed
+            captured = functools.partial(Captured, device=self._vector.device)
+            choose = captured(functools.partial(self._choose, at_random), enabled=graphed)
+            store = captured(functools.partial(self._store, stores), enabled=graphed)
+            collect = functools.partial(self._collect, choose, store)
+            self._kinds[kind] = captured(collect, enabled=graphed and worlds.is_capturable)
+        return self._kinds[kind]
 
-    def _digest_step(self) -> Tensor:
-        """Update all statistics with the last step, and return its transitions as rows."""
+    def _collect(self, choose: Callable[[], Tensor], store: Callable[[], None]) -> Collected:
+        """Return the actions of one round, and what they led to."""
+        actions = choose()
+        collected = actions, self._vector.step(actions)
+        if self._vector.worlds.is_capturable:
+            self._last = collected
+        else:  # `store` reads the same memory in every round
+            self._last = _copied(collected, self._last)
+        store()
+        return self._last
+
+    def _choose(self, at_random: bool) -> Tensor:
+        """Return the actions of all worlds."""
+        chosen = [
+            explorer.choose(self._obs[part], at_random=at_random)
+            for explorer, part in zip(self._explorers, self._parts(), strict=True)
+        ]
+        return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
+
+    def _store(self, stores: bool) -> None:
+        """Update all statistics with the last step, and add its transitions to the buffers."""
         assert self._last is not None
-        actions, step = self._last
+        rows = self._digest(*self._last)
+        if stores:
+            for replay, part in zip(self._replays, self._parts(), strict=True):
+                replay.add_on_device(rows[part])
+
+    def _parts(self) -> list[slice]:
+        """The worlds of each program."""
+        ends = np.cumsum([explorer.num_seeds * self.num_envs for explorer in self._explorers])
+        return [slice(*both) for both in itertools.pairwise([0, *ends.tolist()])]
+
+    def _digest(self, actions: Tensor, step: TensorStep) -> Tensor:
+        """Update all statistics with a step, and return its transitions as rows."""
         self._statistics.add(step)
         reward = step.reward if self._rewards is None else self._rewards(step.reward)
         ended = step.terminated | step.truncated | step.broken
@@ -334,3 +367,14 @@ class TensorCollector:
 
 def _part_of(state: State, prefix: str) -> State:
     return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+
+
+def _copied(given: Collected, to: Collected | None) -> Collected:
+    """Copy what was collected to tensors that stay where they are, or to new ones."""
+    if to is None:
+        copies = (None if part is None else part.clone() for part in given[1])
+        return given[0].clone(), TensorStep(*copies)  # type: ignore[arg-type]
+    for kept, part in zip((to[0], *to[1]), (given[0], *given[1]), strict=True):
+        if kept is not None and part is not None:
+            kept.copy_(part)
+    return to
