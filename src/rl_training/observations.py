@@ -241,7 +241,8 @@ class ObservationSpec:
 
         if self.is_float32:
             return rows
-        parts = [values.flatten(rows.dim() - 1) for values in self.leaves_of(rows).values()]
+        lead = rows.shape[:-1]
+        parts = [values.reshape(*lead, -1) for values in self.leaves_of(rows).values()]
         return torch.cat(parts, dim=-1)
 
     def arrays_of(self, rows: np.ndarray) -> Any:
@@ -307,8 +308,8 @@ class ObservationSpec:
         if leaf.holds_integers and not leaf.in_range(value).all():
             limits = np.iinfo(leaf.dtype)
             raise ValueError(
-                f"its {leaf.label} must be whole numbers from {limits.min} to {limits.max} "
-                f"({leaf.dtype}): {value!r:.200}"
+                f"its {leaf.label} must be whole numbers from {limits.min} to {limits.max}, because "
+                f"its space has the type {leaf.dtype}: {value!r:.200}"
             )
         if leaf.kind != "numbers" and not leaf.in_range(value).all():
             raise ValueError(f"its {leaf.label} is out of range: {value!r:.200}")
@@ -395,7 +396,11 @@ class ObservationSpec:
 
     def describe(self) -> str:
         """A short text for messages, such as `image (84, 84, 3), position (3,)`."""
-        return ", ".join(f"{leaf.name or leaf.kind} {leaf.shape}" for leaf in self.leaves)
+        kinds = (x.kind if x.kind != "numbers" or x.is_float32 else x.dtype for x in self.leaves)
+        return ", ".join(
+            f"{leaf.name or kind} {leaf.shape}"
+            for leaf, kind in zip(self.leaves, kinds, strict=True)
+        )
 
 
 def box_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> LeafKind:

@@ -91,9 +91,9 @@ def load_dataset(
     spaces of the first part are used, with numbers of observations in `number_types` (None: those
     of the data, or float32 where its parts differ). With `next_actions`, batches have a
     `next_action`. With `returns`, they have the return of the episode, which counts rewards after a
-    truncation in this way. With an `action_chunk`, rows are windows of that many steps; it excludes the other options
-    of this kind, and `n_step`. With `hindsight`, transitions are repeated with other goals, or get
-    them when they are sampled.
+    truncation in this way. With an `action_chunk`, rows are windows of that many steps; it excludes
+    the other options of this kind, and `n_step`. With `hindsight`, transitions are repeated with
+    other goals, or get them when they are sampled.
     Raises `DataError` if the data is invalid or does not fit the spaces.
     """
     if not parts:

@@ -120,7 +120,8 @@ class GoalEnvironment:
         raise EnvironmentSetupError(
             "replay.hindsight: needs an environment with goals: observations with achieved_goal "
             "and desired_goal (numbers, of one shape and type), and a method "
-            "compute_reward(achieved_goal, desired_goal, info), or compute_reward_torch(achieved_goal, desired_goal) for "
+            "compute_reward(achieved_goal, desired_goal, info), or "
+            "compute_reward_torch(achieved_goal, desired_goal) for "
             f"tensors; {self._label} has the observations {observation.describe()} and "
             f"{'a' if has_rewards else 'no'} compute_reward"
         )

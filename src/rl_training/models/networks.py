@@ -121,7 +121,7 @@ class JoinedNumbers(Network):
         dropout: Tensor | None = None,
     ) -> Tensor:
         leaves = [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
-        return torch.cat([values.flatten(1) for values in leaves], dim=-1)
+        return torch.cat([values.reshape(values.shape[0], -1) for values in leaves], dim=-1)
 
 
 def chosen_leaves(leaves: Mapping[str, Tensor], names: Sequence[str]) -> Tensor | dict[str, Tensor]:
