@@ -97,6 +97,11 @@ class ObservationLeaf:
         """The leaf in messages."""
         return f"observation {self.name!r}" if self.name else "observation"
 
+    @property
+    def noun(self) -> str:
+        """What the leaf is, in a word: the type of numbers that are not float32, else the kind."""
+        return self.kind if self.kind != "numbers" or self.is_float32 else self.dtype.name
+
     def in_range(self, values: np.ndarray) -> np.ndarray:
         """Whether each number, in the order of `choices`, is one of the possible ones."""
         if self.holds_integers:
@@ -308,8 +313,8 @@ class ObservationSpec:
         if leaf.holds_integers and not leaf.in_range(value).all():
             limits = np.iinfo(leaf.dtype)
             raise ValueError(
-                f"its {leaf.label} must be whole numbers from {limits.min} to {limits.max}, because "
-                f"its space has the type {leaf.dtype}: {value!r:.200}"
+                f"its {leaf.label} must be whole numbers from {limits.min} to {limits.max}, "
+                f"because its space has the type {leaf.dtype}: {value!r:.200}"
             )
         if leaf.kind != "numbers" and not leaf.in_range(value).all():
             raise ValueError(f"its {leaf.label} is out of range: {value!r:.200}")
@@ -396,11 +401,7 @@ class ObservationSpec:
 
     def describe(self) -> str:
         """A short text for messages, such as `image (84, 84, 3), position (3,)`."""
-        kinds = (x.kind if x.kind != "numbers" or x.is_float32 else x.dtype for x in self.leaves)
-        return ", ".join(
-            f"{leaf.name or kind} {leaf.shape}"
-            for leaf, kind in zip(self.leaves, kinds, strict=True)
-        )
+        return ", ".join(f"{leaf.name or leaf.noun} {leaf.shape}" for leaf in self.leaves)
 
 
 def box_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> LeafKind:
