@@ -195,7 +195,7 @@ class LeafInputs(nn.Module):
         """Return the words of each leaf of numbers; zeros of those that are not given."""
         rows = like.shape[0]
         return [
-            given[leaf.name].reshape(rows, -1)
+            given[leaf.name].reshape(rows, leaf.words)
             if leaf.name in given
             else like.new_zeros(rows, leaf.words)
             for leaf in self._observation.leaves

@@ -107,7 +107,8 @@ class JoinedNumbers(Network):
 
     def __init__(self, leaves: Sequence[ObservationLeaf]) -> None:
         super().__init__()
-        size = sum(leaf.numbers for leaf in leaves)
+        self._numbers = [leaf.numbers for leaf in leaves]
+        size = sum(self._numbers)
         self.sizes, self.ensemble, self.layout = (size, size), None, ParameterLayout({})
         self.vector = nn.Parameter(torch.zeros(0))
 
@@ -121,7 +122,9 @@ class JoinedNumbers(Network):
         dropout: Tensor | None = None,
     ) -> Tensor:
         leaves = [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
-        return torch.cat([values.reshape(values.shape[0], -1) for values in leaves], dim=-1)
+        pairs = zip(leaves, self._numbers, strict=True)
+        # Sizes are given, because an exported program cannot infer those of leaves without axes.
+        return torch.cat([x.reshape(x.shape[0], numbers) for x, numbers in pairs], dim=-1)
 
 
 def chosen_leaves(leaves: Mapping[str, Tensor], names: Sequence[str]) -> Tensor | dict[str, Tensor]:
