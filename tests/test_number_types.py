@@ -21,6 +21,7 @@ from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.checkpoints.loading import find_checkpoint, load_policy
 from rl_training.data.formats.columns import array_recording
 from rl_training.data.loading import DatasetPart, load_dataset
+from rl_training.deployment.hub_files import observation_size
 from rl_training.envs import describe_spaces
 from rl_training.envs.spaces import describe_observations
 from rl_training.errors import CheckpointError, DataError, EnvironmentRuntimeError, UserError
@@ -169,6 +170,9 @@ def test_extreme_values_are_stored_exactly() -> None:
             assert found.tolist() == [
                 [float(np.float32(limits.min)), float(np.float32(limits.max))]
             ]
+        for wrong in ([limits.min - 1, 0], [0, limits.max + 1]):
+            with pytest.raises(ValueError, match="must be whole numbers"):
+                spec.rows_of(wrong)
 
 
 def test_a_vector_of_float32_is_its_row_and_its_network_plain() -> None:
@@ -408,3 +412,12 @@ def test_a_policy_is_judged_by_data_of_any_type(tmp_path: Path) -> None:
         result = rl_training.train(config, dataset=arrays(dtype))
         found.append(evaluate_offline(result.run_dir, arrays(np.uint8), fqe_updates=5))
     assert found[0] == found[1]
+
+
+def test_the_hub_shows_an_observation_with_all_its_numbers(tmp_path: Path) -> None:
+    typed, floats = (
+        rl_training.train(sac_config(tmp_path), env=partial(Typed, x)) for x in (np.uint8, FLOATS)
+    )
+    for result in (typed, floats):
+        assert observation_size(load_policy(find_checkpoint(result.run_dir)).describe()) == 7
+    assert observation_size({"obs_dim": 9, "observation": [{"name": "a"}, {"name": "b"}]}) is None

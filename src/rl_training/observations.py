@@ -107,11 +107,11 @@ class ObservationLeaf:
         if self.holds_integers:
             if values.dtype == self.dtype:
                 return np.ones(1, np.bool_)
-            limits = np.iinfo(self.dtype)
+            limits, is_float = np.iinfo(self.dtype), values.dtype.kind == "f"
+            if is_float:  # small ones do not have the limits
+                values = values.astype(np.float64)
             possible = (values >= limits.min) & (values <= limits.max)
-            if values.dtype.kind == "f":
-                possible &= np.floor(values) == values
-            return np.asarray(possible)
+            return np.asarray(possible & (np.floor(values) == values) if is_float else possible)
         if self.kind == "numbers":
             return np.asarray(np.isfinite(values))
         if self.kind == "image":
@@ -136,8 +136,11 @@ class ObservationLeaf:
 
             from rl_training.internals import reinterpreted
 
-            stored = reinterpreted(words, getattr(torch, self.dtype.name))
-            words = self.as_given(stored[..., : self.numbers])
+            is_uint16 = self.dtype == np.uint16  # of which PyTorch has few operations
+            name = "int16" if is_uint16 else self.dtype.name
+            stored = reinterpreted(words, getattr(torch, name))
+            values = stored[..., : self.numbers]
+            words = self.as_given(values.int() & 0xFFFF if is_uint16 else values)
         return words.reshape(*words.shape[:-1], *self.shape)
 
     def as_given(self, values: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from rl_training.errors import ConfigError, DataError, one_line
 from rl_training.observations import (
@@ -41,7 +41,14 @@ class LeafDescription(StrictModel):
     choices: Annotated[list[Annotated[int, Field(ge=1, le=2**31)]], Field(max_length=10**6)]
     starts: Annotated[list[Annotated[int, Field(ge=-(2**31), lt=2**31)]], Field(max_length=10**6)]
     number_type: NumberType = "float32"
-    """Numbers of versions that did not have it are float32"""
+    """Only written if it is another one, as earlier versions do not know it"""
+
+    @model_serializer(mode="wrap")
+    def _without_float32(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = write(self)
+        if self.number_type == "float32":
+            del values["number_type"]
+        return values
 
     def leaf(self) -> ObservationLeaf:
         leaf = ObservationLeaf(
