@@ -123,9 +123,11 @@ class NetworkPlan:
         settings, parts = self.settings, {name.partition("_")[0] for name in networks}
         reads = [isinstance(network, EncodedNetwork) for network in networks.values()]
         if not self.observation.is_float32 and not any(reads):
+            advice = " or wrap the environment in Boxes of float32"
             raise ConfigError(
                 "this algorithm reads only observations that are float32, not "
                 f"{self.observation.describe()}; let it build its model with self.plan"
+                f"{advice if self.observation.is_numeric else ''}"
             )
         for part, given in (("actor", settings.actor_obs), ("critic", settings.critic_obs)):
             if given is not None and part not in parts:
