@@ -81,8 +81,7 @@ def test_an_algorithm_takes_dictionaries(
     check_spaces(spec, kind, "dictionary", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["sac", "dqn"])
-@pytest.mark.parametrize("observation", ["bytes", "typed"])
+@pytest.mark.parametrize(("name", "observation"), [("sac", "bytes"), ("dqn", "typed")])
 def test_numbers_keep_their_types(name: str, observation: str, tmp_path: Path) -> None:
     spec = get_algorithm_spec(name)
     check_spaces(spec, spec.actions[0], observation, tmp_path)
