@@ -167,7 +167,7 @@ def jax_worlds() -> JaxWorlds:
         step,
         num_envs=3,
         device="cpu",
-        obs_dim=2,
+        observation_space=gym.spaces.Box(-np.inf, np.inf, (2,)),
         action_space=gym.spaces.Box(-1.0, 1.0, (1,)),
         to_jax=np.from_dlpack,
     )

@@ -36,10 +36,16 @@ class TensorVector:
                 self.total_envs, self.device, **factory.kwargs
             )
         self.spaces = describe_space_pair(self.worlds.observation_space, self.worlds.action_space)
-        if not self.spaces.observation.is_vector:
+        if not self.spaces.observation.is_numeric:
             raise EnvironmentSetupError(
-                f"{self._label}: tensor environments have one vector of numbers as observation, "
+                f"{self._label}: tensor environments have vectors of numbers as observations, "
                 f"not {self.worlds.observation_space}"
+            )
+        if self.worlds.num_envs != self.total_envs:
+            raise EnvironmentSetupError(
+                f"{self._label} made {self.worlds.num_envs:,} worlds, but num_envs = {num_envs:,} "
+                f"for {len(seeds)} seed(s) needs {self.total_envs:,}; set num_envs to "
+                f"{self.worlds.num_envs // len(seeds):,}, or make as many worlds as it asks for"
             )
         self._low, self._half = self._bounds()
 
