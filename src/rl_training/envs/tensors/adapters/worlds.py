@@ -119,7 +119,9 @@ def are_finite(obs: Tensor, reward: Tensor) -> Tensor:
 def space_of(observations: Any) -> gym.Space[Any]:
     """The space of one world's observations: a `Box`, or a dictionary of them."""
     if hasattr(observations, "keys"):
-        return gym.spaces.Dict({str(key): space_of(observations[key]) for key in observations.keys()})
+        return gym.spaces.Dict(
+            {str(key): space_of(observations[key]) for key in observations.keys()}
+        )
     return gym.spaces.Box(-np.inf, np.inf, tuple(observations.shape[1:]))
 
 
