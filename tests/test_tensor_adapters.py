@@ -352,7 +352,7 @@ def test_a_resumed_rollout_does_not_continue_episodes_that_are_gone(tmp_path: Pa
 def test_a_resumed_run_does_not_continue_returns_of_episodes_that_are_gone(
     tmp_path: Path,
 ) -> None:
-    worlds = VecEnvWorlds(RslEnv(2))
+    worlds = VecEnvWorlds(IsaacLabEnv(2), action_range=(0.0, 0.5))
     source = TensorSource(lambda num_envs, device: worlds, exact=False, evaluated=False)
     task = {"env_id": None, "num_envs": 2, "total_timesteps": 8}
     config = tiny_of(get_algorithm_spec("flash_sac"), tmp_path, **task)
