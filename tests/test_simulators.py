@@ -102,7 +102,7 @@ def test_functions_of_jax_are_compiled_once(simulator: Simulator) -> None:
     assert worlds._step._cache_size() == 1
 
 
-@pytest.mark.parametrize("algo", ["sac", "ppo", "flash_sac"])
+@pytest.mark.parametrize("algo", ["sac", "td3", "ppo"])
 def test_training_is_stopped_by_control_c_and_resumed(
     simulator: Simulator, algo: str, tmp_path: Path
 ) -> None:
@@ -115,13 +115,16 @@ def test_training_is_stopped_by_control_c_and_resumed(
     steps = ROUNDS * simulator.num_envs
     task = {"env_id": None, "num_envs": simulator.num_envs, "total_timesteps": steps}
     settings: dict[str, Any] = {**simulator.settings}
-    settings |= {"rollout_steps": 16, "batch_size": 32} if algo == "ppo" else {"n_step": 3}
-    if algo != "ppo":
-        settings["train_frequency"] = 2 * simulator.num_envs
+    every = {"train_frequency": 2 * simulator.num_envs}
+    settings |= {
+        "ppo": {"rollout_steps": 16, "batch_size": 16},
+        "sac": every,
+        "td3": {**every, "n_step": 3},
+    }[algo]
     config = tiny_of(get_algorithm_spec(algo), tmp_path, **task, algo_kwargs=settings)
     with pytest.raises(rl_training.TrainingInterrupted) as stopped:
         rl_training.train(config, env=source, callbacks=[ControlC()])
-    resumed = rl_training.resume_training(stopped.value.run_dir, env=source)
+    resumed = rl_training.resume_training(stopped.value.result.run_dir, env=source)
     assert resumed.metrics["global_step"] == -(-steps // simulator.num_envs) * simulator.num_envs
     # Longer if an episode went on over the interruption.
     assert 0 < resumed.metrics["rollout/ep_len_mean"] <= LIMIT
@@ -140,7 +143,7 @@ def test_broken_worlds_of_a_run_are_counted(simulator: Simulator, tmp_path: Path
     class Break(Callback):
         def on_collect_end(self, context: TrainingContext) -> None:
             if context.global_step in (100, 200):
-                break_world(context.environment, 2)
+                break_world(context.env, 2)
 
     source, _ = simulator.make()
     settings = {"train_frequency": 8, **simulator.settings}

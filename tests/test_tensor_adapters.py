@@ -137,6 +137,9 @@ class IsaacLabEnv(RslEnv):
     def seed(self, seed: int) -> None:
         self.seeds.append(seed)
 
+    def close(self) -> None:
+        raise AssertionError("whoever made it closes it: the next run needs it")
+
     def reset(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         self.count, self.hurt = torch.zeros(self.num_envs), torch.zeros(self.num_envs, dtype=bool)
         return self.get_observations(), {}

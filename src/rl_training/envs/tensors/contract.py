@@ -100,7 +100,7 @@ class TensorSource:
     """Whether steps after `restore` give the same bits as without it"""
     evaluated: bool = True
     """False if a process can have the simulator only once: `make` must then always return the same
-    environment, and runs have no evaluations"""
+    environment, runs have no evaluations, and do not close it"""
 
     @property
     def resume_level(self) -> ResumeLevel:

@@ -48,6 +48,7 @@ class TensorVector:
                 f"{self.worlds.num_envs // len(seeds):,}, or make as many worlds as it asks for"
             )
         self._low, self._half = self._bounds()
+        self._is_own = source.evaluated
 
     def _making_error(self, error: BaseException) -> Exception:
         if isinstance(error, UserError):
@@ -87,7 +88,9 @@ class TensorVector:
         """Tensor environments have no wrappers, and so no statistics of them."""
 
     def close(self) -> None:
-        self.worlds.close()
+        """Free the worlds, unless they exist once in the process: another run may need them."""
+        if self._is_own:
+            self.worlds.close()
 
     def __enter__(self) -> TensorVector:
         return self
