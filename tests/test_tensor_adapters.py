@@ -112,7 +112,7 @@ def test_groups_of_observations_are_chosen_by_name() -> None:
     both = VecEnvWorlds(RslEnv(), group=("policy", "critic"))
     assert list(both.observation_space) == ["critic", "policy"]
     assert both.reset([0]).shape == (3, 4)
-    with pytest.raises(EnvironmentSetupError, match="no group 'actor'.* there are policy, critic"):
+    with pytest.raises(EnvironmentSetupError, match=r"no group 'actor'.* there are policy, critic"):
         VecEnvWorlds(RslEnv(), group="actor")
 
 

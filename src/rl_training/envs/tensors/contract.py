@@ -55,8 +55,8 @@ class TensorEnvironment(ABC):
     """Whether `step` can be captured in a CUDA graph. It must then launch everything on PyTorch's
     current stream, work in place, wait for nothing and not branch on data"""
     observation_space: gym.Space[Any]
-    """Of one world: a vector of numbers, or a dictionary of `Box`es of numbers. `obs` then has their
-    numbers side by side, in the order of the space"""
+    """Of one world: a vector of numbers, or a dictionary of `Box`es of numbers. `obs` then has them
+    side by side, in the order of the space"""
     action_space: gym.Space[Any]
     """Of one world: `Box` with finite bounds, `Discrete`, `MultiDiscrete` or `MultiBinary`"""
 

@@ -14,6 +14,7 @@ from torch.utils.dlpack import from_dlpack
 from rl_training.envs.tensors.adapters.worlds import (
     AdaptedWorlds,
     final_observations,
+    names_of,
     space_of,
 )
 from rl_training.envs.tensors.contract import TensorStep
@@ -183,7 +184,7 @@ def _place(device: torch.device) -> Any:
 def _to_torch(arrays: Any) -> Any:
     """An array, or dictionaries of arrays, as tensors."""
     if hasattr(arrays, "keys"):
-        return {str(key): _to_torch(arrays[key]) for key in arrays.keys()}
+        return {name: _to_torch(arrays[name]) for name in names_of(arrays)}
     return from_dlpack(arrays)
 
 

@@ -13,6 +13,7 @@ from rl_training.envs.tensors.adapters.worlds import (
     AdaptedWorlds,
     are_finite,
     final_observations,
+    names_of,
     space_of,
 )
 from rl_training.envs.tensors.contract import TensorStep
@@ -120,7 +121,7 @@ class VecEnvWorlds(AdaptedWorlds):
         except KeyError as missing:
             raise EnvironmentSetupError(
                 f"VecEnvWorlds: there is no group {missing} of observations; there are "
-                f"{', '.join(map(str, given.keys()))}; pass one of them, or several, as group"
+                f"{', '.join(names_of(given))}; pass one of them, or several, as group"
             ) from None
 
     def close(self) -> None:
@@ -136,4 +137,4 @@ def _without_extras(given: Any) -> Any:
 def _default_group(given: Any) -> str:
     if isinstance(given, Tensor):
         return ACTOR_GROUPS[0]
-    return next((name for name in ACTOR_GROUPS if name in given.keys()), ACTOR_GROUPS[0])
+    return next((name for name in ACTOR_GROUPS if name in names_of(given)), ACTOR_GROUPS[0])

@@ -116,12 +116,16 @@ def are_finite(obs: Tensor, reward: Tensor) -> Tensor:
     return torch.isfinite(obs).all(-1) & torch.isfinite(reward)
 
 
+def names_of(observations: Any) -> list[str]:
+    """The names of parts of observations; a `TensorDict` itself would iterate over its rows."""
+    return list(map(str, observations.keys()))
+
+
 def space_of(observations: Any) -> gym.Space[Any]:
     """The space of one world's observations: a `Box`, or a dictionary of them."""
     if hasattr(observations, "keys"):
-        return gym.spaces.Dict(
-            {str(key): space_of(observations[key]) for key in observations.keys()}
-        )
+        names = names_of(observations)
+        return gym.spaces.Dict({name: space_of(observations[name]) for name in names})
     return gym.spaces.Box(-np.inf, np.inf, tuple(observations.shape[1:]))
 
 
