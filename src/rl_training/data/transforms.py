@@ -78,10 +78,6 @@ class ObservationNormalizer:
             tensor.copy_(state[name])
         self._refresh()
 
-    def forget(self) -> None:
-        """Start all returns again, because the episodes that they belong to are gone."""
-        self.tensors["returns"].zero_()
-
     def _refresh(self) -> None:
         variance = self.state["square_sum"] / self.state["count"].clamp(min=1)
         # The scale is unknown before there are two observations: use 1.

@@ -130,7 +130,10 @@ def _functions(
 
     def typed(episodes: Episodes) -> Episodes:
         """The same numbers without weak types, for which `step` would be compiled once more."""
-        return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), episodes)
+        same: Episodes = jax.tree.map(
+            lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), episodes
+        )
+        return same
 
     def reset(key: Any) -> Episodes:
         keys, own = split(jax.random.split(key, num_envs))
