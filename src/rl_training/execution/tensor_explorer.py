@@ -11,7 +11,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Draw
 from rl_training.data.transforms import normalize
 from rl_training.execution.learner import Learner, compile_stoppable
-from rl_training.execution.programs import RANDOM, compile_program, is_uncompiled
+from rl_training.execution.programs import MEMORY, RANDOM, compile_program, explore_program, is_uncompiled
 from rl_training.execution.random_streams import RandomPool
 from rl_training.types import Noise, SpaceInfo, State
 
@@ -49,7 +49,12 @@ class TensorExplorer:
         lead = population.leading_shape
         self._obs = torch.zeros(*lead, num_envs, spaces.obs_dim, device=self._device)
         self._progress = torch.zeros(lead, device=self._device)
-        explore, compiled = population.over_slots(algorithm.explore), learner.execution.compiled
+        self._memory: Tensor | None = None
+        """What recurrent policies remember before their next actions"""
+        if size := algorithm.memory_size:
+            self._memory = torch.zeros(*lead, num_envs, size, device=self._device)
+            self._memory_after = torch.zeros_like(self._memory)
+        explore, compiled = explore_program(algorithm, population), learner.execution.compiled
         self._explore = compile_program(explore, self._device) if compiled else explore
 
     def needs_compiling(self) -> bool:
@@ -96,8 +101,44 @@ class TensorExplorer:
         if self._normalization is not None:
             obs = normalize(obs, self._normalization[0], self._normalization[1])
         used = {name: numbers for name, numbers in noise.items() if name != RANDOM}
-        actions: Tensor = self._explore(self._state, obs, used, self._progress)
+        inputs = self._state, obs, used, self._progress
+        if self._memory is None:
+            actions: Tensor = self._explore(*inputs)
+            return actions
+        actions, after = self._explore(*inputs, self._memory)
+        self._memory_after.copy_(after)
         return actions
+
+    @property
+    def remembered(self) -> Tensor | None:
+        """What recurrent policies remember, `(seeds * num_envs, memory_size)`; None for others.
+
+        Until `move_on`, it is what they remembered when they chose the last actions.
+        """
+        return None if self._memory is None else self._of_seeds(self._memory)
+
+    def move_on(self, begins: Tensor) -> None:
+        """Remember the last step too; nothing where an episode begins, `(seeds * num_envs,)`."""
+        if self._memory is None:
+            return
+        after = torch.where(begins[:, None], 0.0, self._of_seeds(self._memory_after))
+        if self._is_alone:
+            self._memory.copy_(after)
+        else:
+            own = after.view(self.num_seeds, *self._memory.shape[1:])
+            self._memory.index_copy_(0, self._slots, own)
+
+    def forget(self, seed_index: int = 0) -> None:
+        """Remember nothing of the episodes of a seed, which restart."""
+        for memory in self._memories_of(seed_index).values():
+            memory.zero_()
+
+    def _memories_of(self, seed_index: int) -> State:
+        """What the recurrent policy of a seed remembers, in place; empty for others."""
+        if self._memory is None:
+            return {}
+        slot = self._slot_of_seed[seed_index - self._first_seed]
+        return {MEMORY: self._memory if self._is_alone else self._memory[slot]}
 
     def _random_actions(self, uniform: Tensor) -> Tensor:
         if self._spaces.is_continuous:
@@ -109,11 +150,15 @@ class TensorExplorer:
         return actions if self._is_alone else actions.index_select(0, self._slots).flatten(0, 1)
 
     def memory(self, seed_index: int = 0) -> dict[str, np.ndarray] | None:
-        state = self._remembered[seed_index - self._first_seed]
+        state = self._state_of(seed_index)
         return {name: tensor.cpu().numpy() for name, tensor in state.items()} or None
 
+    def _state_of(self, seed_index: int) -> State:
+        """All that a seed remembers, in place."""
+        return self._remembered[seed_index - self._first_seed] | self._memories_of(seed_index)
+
     def load_memory(self, saved: Mapping[str, np.ndarray], seed_index: int = 0) -> None:
-        for name, tensor in self._remembered[seed_index - self._first_seed].items():
+        for name, tensor in self._state_of(seed_index).items():
             array = np.asarray(saved[name])
             if array.shape != tuple(tensor.shape) or not np.isfinite(array).all():
                 raise ValueError(f"{name} is damaged")

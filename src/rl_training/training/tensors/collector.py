@@ -210,7 +210,8 @@ class TensorCollector:
         unknown = step.broken if step.left_out is None else step.broken | step.left_out
         replay = self._replays[0]
         if replay.columns.ended:  # the position of a row says which world and step it is
-            packed = replay.pack_on_device(with_ends(batch, ended, unknown))
+            batch = self._with_memory(with_ends(batch, ended, unknown))
+            packed = replay.pack_on_device(batch)
         else:
             packed = replay.pack_on_device(batch)
             if self._windows is not None:
@@ -219,6 +220,19 @@ class TensorCollector:
         self._obs.copy_(step.obs)
         self._observe(self._obs)
         return packed
+
+    def _with_memory(self, batch: Batch) -> Batch:
+        """Add what recurrent policies remembered to the rows of a rollout, and remember the step.
+
+        An episode begins after every row that says that its own ended, or that it was lost.
+        """
+        assert batch.ended is not None
+        begins, known = batch.ended > 0, []
+        for explorer, part in zip(self._explorers, self._parts(), strict=True):
+            if (remembered := explorer.remembered) is not None:
+                known.append(remembered.clone())
+                explorer.move_on(begins[part])
+        return batch.with_fields(memory=torch.cat(known)) if known else batch
 
     def _without(self, unknown: Tensor, rows: Tensor) -> Tensor:
         """Repeat the transition of another world of the same seed where one cannot be learned from.
@@ -332,16 +346,19 @@ class TensorCollector:
         if self._vector.worlds.is_restorable:
             self._vector.worlds.restore(_part_of(current, _WORLDS))
         else:
-            self._replay_of(seed_index).interrupt(seed_index)
+            program = self._program_of(seed_index)
+            self._replays[program].interrupt(seed_index)
+            self._explorers[program].forget(seed_index)
             if self._windows is not None:
                 self._windows.forget()
         self._spare[seed_index] = saved[_SPARE].to(self._spare.device)
         if self._scalers:
             self._scalers[seed_index].load_tensors(_part_of(saved, _SCALER))
 
-    def _replay_of(self, seed_index: int) -> ReplayBuffer:
+    def _program_of(self, seed_index: int) -> int:
+        """The position of the explorer and the replay buffer of a seed."""
         sizes = [explorer.num_seeds for explorer in self._explorers]
-        return self._replays[int(np.searchsorted(np.cumsum(sizes), seed_index, side="right"))]
+        return int(np.searchsorted(np.cumsum(sizes), seed_index, side="right"))
 
     def _tensors(self) -> State:
         """The tensors with an axis of worlds that the next steps depend on.
