@@ -297,9 +297,7 @@ class Algorithm(ABC):
         raise NotImplementedError("the policy of this algorithm remembers nothing")
 
     @final
-    def act_and_remember(
-        self, state: State, obs: Tensor, memory: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def act_and_remember(self, state: State, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Return deterministic actions and the next memory."""
         inputs, memory = self.remember(state, obs, memory)
         return self.act(state, inputs), memory

@@ -31,10 +31,10 @@ from rl_training.checkpoints.format import (
 from rl_training.data.replay_buffer import SEGMENT_ROWS
 from rl_training.data.storage.frame_ring import segment_frames
 from rl_training.data.storage.rows import RowColumns
-from rl_training.models.recurrent import STATES
 from rl_training.data.storage.stacks import FrameLayout
 from rl_training.errors import CheckpointError, MissingNetworksError, brief
 from rl_training.execution.policy import Policy, PolicyDescription
+from rl_training.models.recurrent import STATES
 from rl_training.types import ActionSpec, Json, SpaceInfo
 
 MODEL_FILES = (MODEL, POLICY)

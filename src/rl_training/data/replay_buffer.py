@@ -408,7 +408,10 @@ class ReplayBuffer:
             return batch
         others = dict(zip(self.columns.others, columns[5:], strict=True))
         return batch.with_fields(
-            **{name: part if name == "memory" else part.squeeze(-1) for name, part in others.items()}
+            **{
+                name: part if name == "memory" else part.squeeze(-1)
+                for name, part in others.items()
+            }
         )
 
     def at(self, positions: Tensor) -> Batch:

@@ -203,9 +203,7 @@ class ActionParts:
 def explore_program(algorithm: Algorithm, population: Population) -> Callable[..., Any]:
     """Return what chooses the actions of all slots; if they remember, with the next memory."""
     remembers = algorithm.memory_size > 0
-    return population.over_slots(
-        algorithm.explore_and_remember if remembers else algorithm.explore
-    )
+    return population.over_slots(algorithm.explore_and_remember if remembers else algorithm.explore)
 
 
 class ActionProgram(Protocol):

@@ -11,7 +11,13 @@ from torch import Tensor
 from rl_training.algorithms.base import Draw
 from rl_training.data.transforms import normalize
 from rl_training.execution.learner import Learner, compile_stoppable
-from rl_training.execution.programs import MEMORY, RANDOM, compile_program, explore_program, is_uncompiled
+from rl_training.execution.programs import (
+    MEMORY,
+    RANDOM,
+    compile_program,
+    explore_program,
+    is_uncompiled,
+)
 from rl_training.execution.random_streams import RandomPool
 from rl_training.types import Noise, SpaceInfo, State
 

@@ -228,9 +228,7 @@ class MLPPPOModel(nn.Module):
         return self.head.log_probs(self.actor, obs, actions, actor)
 
 
-def _recurrent_network(
-    plan: NetworkPlan, kind: str, size: int, options: LayerOptions
-) -> Network:
+def _recurrent_network(plan: NetworkPlan, kind: str, size: int, options: LayerOptions) -> Network:
     """Build a recurrent layer on observations, or on what an encoder makes of them."""
 
     def make(
