@@ -312,7 +312,7 @@ class Agent:
 
         With both, `episode_start` says for which observations of a batch an episode begins.
         """
-        return self.policy.predict(  # type: ignore[call-overload, no-any-return]
+        return self.policy.predict(
             obs, deterministic=deterministic, state=state, episode_start=episode_start
         )
 

@@ -46,8 +46,8 @@ def check_agreement(policy: Policy, exact: nn.Module, run: Runner, *, stochastic
         _check_kinds(found, expected)
         reference = _in_double_precision(exact, inputs)
         if policy.memory_size:
-            states = (outputs.pop() for outputs in (found, expected, reference))
-            largest = max(largest, _compare(*states, np.ones(())))
+            own, expected_state, exact_state = (each.pop() for each in (found, expected, reference))
+            largest = max(largest, _compare(own, expected_state, exact_state, np.ones(())))
         if not policy.spaces.is_continuous:
             difference = _compare_choices(found, expected, reference, policy.spaces.action_start)
         else:

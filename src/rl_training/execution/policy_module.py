@@ -86,15 +86,15 @@ class PolicyLayers(nn.Module):
         return self._choose(algorithm, state, inputs, *others), memory
 
     def _actions(self, obs: Tensor, *others: Tensor) -> Tensor:
-        given = self._algorithm, self._state(), self._normalized(obs), *others
-        return self._shaped(self._choose(*given))
+        state, inputs = self._state(), self._normalized(obs)
+        return self._shaped(self._choose(self._algorithm, state, inputs, *others))
 
     def _actions_and_memory(
         self, obs: Tensor, memory: Tensor, *others: Tensor
     ) -> tuple[Tensor, Tensor]:
-        given = self._algorithm, self._state(), self._normalized(obs), memory, *others
-        chosen, memory = self._remember_and_choose(*given)
-        return self._shaped(chosen), memory
+        state, inputs = self._state(), self._normalized(obs)
+        chosen, after = self._remember_and_choose(self._algorithm, state, inputs, memory, *others)
+        return self._shaped(chosen), after
 
     def _shaped(self, chosen: Tensor) -> Tensor:
         """Return actions as the environment takes them."""

@@ -110,7 +110,7 @@ class RecurrentNetwork(Network):
 
     def _initial_vector(self, initialization: str, generator: torch.Generator | None) -> Tensor:
         """Draw weights and biases; PyTorch's depend on the number of units alone."""
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name in ("input", "hidden"):
             rows, columns = self.layout.shapes[f"{name}_weight"]
             if initialization == "default":

@@ -427,7 +427,7 @@ def predict_checkpoint(
     """
     with given_networks(networks):
         policy = cached_policy(path)
-        return policy.predict(  # type: ignore[call-overload, no-any-return]
+        return policy.predict(
             obs, deterministic=deterministic, state=state, episode_start=episode_start
         )
 
