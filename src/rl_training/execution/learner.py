@@ -416,10 +416,7 @@ def _norms(name: str, vectors: Mapping[str, Tensor]) -> Metrics:
 
 
 class ActionChooser(Protocol):
-    """What a run needs of the object that chooses its actions, on the host or on the device.
-
-    It also has what recurrent policies remember of the unfinished episodes.
-    """
+    """What a run needs of the object that chooses its actions, on the host or on the device."""
 
     pool: RandomPool
     num_seeds: int

@@ -134,13 +134,11 @@ class TensorExplorer:
             own = after.view(self.num_seeds, *self._memory.shape[1:])
             self._memory.index_copy_(0, self._slots, own)
 
-    def forget(self, seed_index: int = 0) -> None:
-        """Remember nothing of the episodes of a seed, which restart."""
-        for memory in self._memories_of(seed_index).values():
-            memory.zero_()
+    def remembered_by(self, seed_index: int) -> State:
+        """What the recurrent policy of a seed remembers, to be changed in place; empty for others.
 
-    def _memories_of(self, seed_index: int) -> State:
-        """What the recurrent policy of a seed remembers, in place; empty for others."""
+        It belongs to the worlds of the seed, and is saved with them.
+        """
         if self._memory is None:
             return {}
         slot = self._slot_of_seed[seed_index - self._first_seed]
@@ -156,15 +154,11 @@ class TensorExplorer:
         return actions if self._is_alone else actions.index_select(0, self._slots).flatten(0, 1)
 
     def memory(self, seed_index: int = 0) -> dict[str, np.ndarray] | None:
-        state = self._state_of(seed_index)
+        state = self._remembered[seed_index - self._first_seed]
         return {name: tensor.cpu().numpy() for name, tensor in state.items()} or None
 
-    def _state_of(self, seed_index: int) -> State:
-        """All that a seed remembers, in place."""
-        return self._remembered[seed_index - self._first_seed] | self._memories_of(seed_index)
-
     def load_memory(self, saved: Mapping[str, np.ndarray], seed_index: int = 0) -> None:
-        for name, tensor in self._state_of(seed_index).items():
+        for name, tensor in self._remembered[seed_index - self._first_seed].items():
             array = np.asarray(saved[name])
             if array.shape != tuple(tensor.shape) or not np.isfinite(array).all():
                 raise ValueError(f"{name} is damaged")

@@ -323,6 +323,7 @@ class TensorCollector:
         rows = self._vector.rows(seed_index)
         found = {name: tensor[rows] for name, tensor in self._tensors().items()}
         found[_SPARE] = self._spare[seed_index]
+        found |= self._explorers[self._program_of(seed_index)].remembered_by(seed_index)
         if self._scalers:
             state = self._scalers[seed_index].tensors
             found |= {_SCALER + name: tensor for name, tensor in state.items()}
@@ -337,18 +338,21 @@ class TensorCollector:
             self._has_begun = True
         saved = {name: torch.tensor(array) for name, array in state.items()}
         current, rows = self._tensors(), self._vector.rows(seed_index)
-        if not self._vector.worlds.is_restorable:  # new episodes have begun
+        program, is_restorable = self._program_of(seed_index), self._vector.worlds.is_restorable
+        remembered = self._explorers[program].remembered_by(seed_index)
+        if not is_restorable:  # new episodes have begun
             current = {name: tensor for name, tensor in current.items() if name in _OF_PAST}
-        for name, tensor in current.items():
-            if name not in saved or saved[name].shape != tensor[rows].shape:
+            for tensor in remembered.values():
+                tensor.zero_()
+        own = {name: tensor[rows] for name, tensor in current.items()}
+        for name, tensor in (own | remembered if is_restorable else own).items():
+            if name not in saved or saved[name].shape != tensor.shape:
                 raise CheckpointError(f"the saved worlds do not fit: {name} is missing or differs")
-            tensor[rows] = saved[name].to(tensor.device)
-        if self._vector.worlds.is_restorable:
+            tensor.copy_(saved[name])
+        if is_restorable:
             self._vector.worlds.restore(_part_of(current, _WORLDS))
         else:
-            program = self._program_of(seed_index)
             self._replays[program].interrupt(seed_index)
-            self._explorers[program].forget(seed_index)
             if self._windows is not None:
                 self._windows.forget()
         self._spare[seed_index] = saved[_SPARE].to(self._spare.device)
