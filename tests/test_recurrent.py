@@ -13,16 +13,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import StopAt, hashes, metric_rows, tiny_of
+from helpers import StopAt, metric_rows, tiny_of
 from observation_zoo import Zoo
 from safetensors.torch import load_file
 from test_interrupts import interrupting
+from test_rollouts import FirstRatios, Mortal, assert_same
 from typer.testing import CliRunner
 
 import rl_training
 from rl_training.algorithms.ppo import PPO
 from rl_training.algorithms.spec import get_algorithm_spec
-from rl_training.callbacks import Callback, TrainingContext
 from rl_training.checkpoints.format import ROLLOUT
 from rl_training.checkpoints.loading import find_checkpoint, load_policy
 from rl_training.cli import app
@@ -274,26 +274,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def assert_same(one: TrainResult, other: TrainResult) -> None:
-    assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
-    assert metric_rows(one.run_dir) == metric_rows(other.run_dir)
-    assert one.metrics == other.metrics
-
-
 def train(config: dict[str, Any], **options: Any) -> TrainResult:
     result = rl_training.train(config, **options)
     assert isinstance(result, TrainResult)
     return result
-
-
-class FirstRatios(Callback):
-    """Notes how far the policy of the first minibatch is from the one that acted."""
-
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def on_update_end(self, context: TrainingContext) -> None:
-        self.seen.append(abs(context.train_metrics()["approximate_kl"]))
 
 
 @KINDS
@@ -361,6 +345,26 @@ def test_nothing_is_remembered_of_an_episode_that_restarts(tmp_path: Path) -> No
     assert rows[first - 1, 11] == 1
     assert not rows[first, 12:].any()
     assert rows[first + 1, 12:].any()
+
+
+def test_nothing_is_remembered_of_a_lost_episode(tmp_path: Path) -> None:
+    changes = {"vectorization": "async", "env_restarts": 1, "num_envs": 2, "total_timesteps": 52}
+    config = config_of(
+        tmp_path / "runs",
+        **changes,
+        algo_kwargs={"rollout_steps": 26, "sequence_length": 13, "batch_size": 26},
+    )
+    config |= {"env_id": None, "env_kwargs": {"marker": str(tmp_path / "died")}}
+    with pytest.warns(UserWarning, match="new episode"):
+        result = train(config, env=Mortal)
+    rows = load_file(result.checkpoint_path / "replay-00000.safetensors")["rows"]
+    ended, memory = rows[:, -9], rows[:, -8:]
+    assert LOST in ended
+    for environment in range(2):
+        own = slice(environment, None, 2)
+        begins = ended[own][:-1] > 0
+        assert not memory[own][1:][begins].any()
+        assert memory[own][1:][~begins].any(-1).all()
 
 
 def test_a_population_agrees_with_single_seeds_and_resumes(

@@ -95,6 +95,7 @@ class Collector:
         self._environment = environment
         self._explorers, self._replays = list(explorers), list(replays)
         self._sizes = [explorer.num_seeds for explorer in explorers]
+        self._fills_rollouts = rollout_steps is not None
         self._remembers = explorers[0].remembered is not None
         self._normalizers, self._scalers = normalizers, scalers
         self._rewards = None if rewards == RewardTransform() else rewards
@@ -351,7 +352,8 @@ class Collector:
             self._relabeller.drop(lost)
         for index in np.flatnonzero(lost).tolist():
             self._lost_episodes[index // self.num_envs] += 1
-            self._interrupt(index // self.num_envs)
+            if not self._fills_rollouts:  # a rollout gets a row that says which episode was lost
+                self._interrupt(index // self.num_envs)
 
     def _interrupt(self, seed_index: int) -> None:
         """Tell the replay buffer of a seed that its next rows do not continue its episodes."""
