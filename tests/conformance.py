@@ -570,7 +570,7 @@ def over_steps(spec: AlgorithmSpec, number: int) -> Settings:
     return {"n_step": number, **({"entropy_in_target": False} if soft else {})}
 
 
-def one_batch(spec: AlgorithmSpec, settings: Settings) -> Batch:
+def one_batch(spec: AlgorithmSpec, settings: Settings | None = None) -> Batch:
     return next(make_batches(spec, 1, settings))
 
 

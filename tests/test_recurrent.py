@@ -414,8 +414,7 @@ def test_worlds_of_tensors_resume_bit_for_bit(
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("batched", [False, True])
-@KINDS
+@pytest.mark.parametrize(("kind", "batched"), [("lstm", False), ("gru", True)])
 def test_a_compiled_run_agrees_with_an_eager_one_and_resumes_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, batched: bool
 ) -> None:

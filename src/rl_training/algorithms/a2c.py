@@ -43,7 +43,7 @@ class A2CHyperparameters(RolloutHyperparameters):
     """Subtract the mean of each minibatch's advantages and divide by their standard deviation"""
     adam_betas: Annotated[tuple[Decay, Decay], Strict(False)] = (0.0, 0.99)
     """Decay rates of Adam's first and second moment"""
-    sequence_length: Count = 5
+    sequence_length: Annotated[int, Field(ge=1, le=1_000_000)] = 5
     """Consecutive steps through which the gradient of a recurrent policy goes back. Minibatches
     are made of such sequences. Must divide `rollout_steps`. Used if `recurrent`"""
 

@@ -386,7 +386,7 @@ class RolloutHyperparameters(Hyperparameters):
     value, which share it: `none`, `gru` or `lstm`"""
     recurrent_size: Annotated[int, Field(ge=1, le=65536)] = 64
     """Units of the recurrent layer. Used if `recurrent`"""
-    sequence_length: Count = 16
+    sequence_length: Annotated[int, Field(ge=1, le=1_000_000)] = 16
     """Consecutive steps through which the gradient of a recurrent policy goes back. Minibatches
     are made of such sequences. Must divide `rollout_steps`. Used if `recurrent`"""
 
@@ -394,7 +394,8 @@ class RolloutHyperparameters(Hyperparameters):
     def _check_sequences(self) -> Self:
         length, steps = self.sequence_steps, self.rollout_steps
         if steps % length:
-            fitting = max(each for each in range(1, length) if steps % each == 0)
+            possible = range(1, min(length, steps) + 1)
+            fitting = max(each for each in possible if steps % each == 0)
             raise ValueError(
                 f"sequence_length = {length}: must divide rollout_steps = {steps}; use "
                 f"sequence_length: {fitting}, or rollout_steps: {max(1, steps // length) * length}"
