@@ -90,7 +90,8 @@ class ReplayBuffer:
         self._ring_starts = np.arange(len(slots))[:, None] * capacity
         self._pending: list[tuple[np.ndarray, np.ndarray]] = []
         self._pending_rows = 0
-        self._defers = self.device.type == "cuda"
+        # Nothing is sampled before a rollout is complete, and many rows are written faster at once.
+        self._defers = self.device.type == "cuda" or ended
         owners = np.zeros(width, dtype=np.int64)
         owners[list(slots)] = np.arange(len(slots))
         self._seed_of_slot, self._owners = owners, torch.from_numpy(owners).to(self.device)

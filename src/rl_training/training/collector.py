@@ -254,7 +254,8 @@ class Collector:
         return {int(seed_index): error for seed_index in np.flatnonzero(~finite)}
 
     def _store(self, obs: np.ndarray, actions: np.ndarray, step: StepResult) -> None:
-        active, started = self._active_environments(), step.terminated | step.truncated
+        active, ended = self._active_environments(), step.terminated | step.truncated
+        started = ended
         if step.stepped is not None:
             active = step.stepped if active is None else active & step.stepped
         if step.lost is not None:
@@ -269,12 +270,16 @@ class Collector:
             )
         if self._remembers:
             rows = self._with_memory(rows)
-        summed = rows.reward if rows.returns is None else rows.returns
-        if not (all_finite(reward) and all_finite(rows.reward) and all_finite(summed)):
+        is_summed = rows.reward is not reward
+        if (
+            not all_finite(reward)
+            or (is_summed and not all_finite(rows.reward))
+            or (rows.returns is not None and not all_finite(rows.returns))
+        ):
             rows, environments = self._refuse_overflows(step.reward, reward, rows, environments)
-        self._add_to_replay(rows, environments, step.terminated | step.truncated)
+        self._add_to_replay(rows, environments, ended)
         if self._scalers:
-            self._observe_returns(reward, step, active)
+            self._observe_returns(reward, ended, step.lost, active)
         if self._relabeller is not None:
             self._relabel(self._relabeller, obs, actions, reward, step, active)
         self._observe(step.next_obs, slice(None) if active is None else active)
@@ -303,18 +308,22 @@ class Collector:
         return rows._replace(memory=np.concatenate(known))
 
     def _observe_returns(
-        self, reward: np.ndarray, step: StepResult, active: np.ndarray | None
+        self,
+        reward: np.ndarray,
+        ended: np.ndarray,
+        lost: np.ndarray | None,
+        active: np.ndarray | None,
     ) -> None:
         """Update the return statistics of each seed."""
-        ended = step.terminated | step.truncated
+        chosen = active
+        if not all_finite(reward):
+            chosen = np.isfinite(reward) if active is None else active & np.isfinite(reward)
         for seed_index, scaler in enumerate(self._scalers):
             rows = self._environments_of(seed_index)
-            chosen = np.isfinite(reward[rows])
-            if active is not None:
-                chosen &= active[rows]
-            scaler.observe(reward[rows], ended[rows], None if chosen.all() else chosen)
-            if step.lost is not None:
-                scaler.drop(step.lost[rows])
+            its = None if chosen is None or chosen[rows].all() else chosen[rows]
+            scaler.observe(reward[rows], ended[rows], its)
+            if lost is not None:
+                scaler.drop(lost[rows])
 
     def _warn_of_short_episodes(self, step: StepResult) -> None:
         """Warn once of an episode that is too short to be learned from."""
@@ -402,7 +411,9 @@ class Collector:
         first = 0
         for replay, size in zip(self._replays, self._sizes, strict=True):
             last = first + size * self.num_envs
-            if environments is None:
+            if environments is None and len(self._replays) == 1:
+                replay.add(rows, ended=ended)
+            elif environments is None:
                 its: slice | np.ndarray = slice(first, last)
                 replay.add(rows.select(its), ended=None if ended is None else ended[its])
             else:
