@@ -299,8 +299,7 @@ def test_sequences_are_rebuilt_as_they_were_acted(tmp_path: Path, kind: str) -> 
     assert memory[2:][~begins[2:]].any(-1).all()
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("step", [5, 59])
+@pytest.mark.parametrize(("options", "step"), [("gru", 5), ("lstm", 59)])
 def test_a_run_that_stops_within_a_sequence_continues_with_the_same_bits(
     tmp_path: Path, options: str, step: int
 ) -> None:
@@ -434,7 +433,9 @@ def test_a_compiled_run_agrees_with_an_eager_one_and_resumes_with_the_same_bits(
         assert_same(one, other)
 
 
-@pytest.mark.parametrize("networks", [{}, {"shared_encoder": True}])
+@pytest.mark.parametrize(
+    "networks", [{}, pytest.param({"shared_encoder": True}, marks=pytest.mark.thorough)]
+)
 def test_dictionaries_are_encoded_before_the_recurrent_layer(
     tmp_path: Path, networks: dict[str, Any]
 ) -> None:
@@ -567,6 +568,20 @@ def test_lines_are_the_steps_of_an_episode(tmp_path: Path) -> None:
     alone = CliRunner().invoke(app, ["predict", str(run), "--obs", json.dumps(obs[0].tolist())])
     assert json.loads(alone.stdout) == expected[0]
     assert len({json.dumps(each) for each in expected}) == 5
+    mixed = f"{json.dumps(obs[0].tolist())}\n{json.dumps(obs.tolist())}"
+    refused = CliRunner().invoke(app, ["predict", str(run)], input=mixed)
+    assert "line 2: state has shape (16,), but these observations need (5, 16)" in str(
+        refused.exception
+    )
+
+
+def test_lines_of_other_policies_do_not_depend_on_each_other(tmp_path: Path) -> None:
+    run = train(config_of(tmp_path, algo_kwargs={"recurrent": "none"})).run_dir
+    given = [[0.1, 0.2, 0.3], [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], [0.1, 0.2, 0.3]]
+    found = CliRunner().invoke(app, ["predict", str(run)], input="\n".join(map(json.dumps, given)))
+    first, both, last = (json.loads(line) for line in found.stdout.splitlines())
+    assert first == last
+    np.testing.assert_allclose(both[0], first, atol=1e-6)
 
 
 @KINDS
@@ -581,8 +596,9 @@ def test_a_module_agrees_with_prediction(kind: str) -> None:
         np.testing.assert_allclose(states.detach().numpy(), state, atol=1e-6)
 
 
-@pytest.mark.parametrize("stochastic", [False, True])
-@pytest.mark.parametrize("file", ["policy.onnx", "policy.pt2"])
+@pytest.mark.parametrize(
+    ("file", "stochastic"), [("policy.onnx", False), ("policy.pt2", False), ("policy.pt2", True)]
+)
 def test_an_exported_policy_takes_and_returns_the_state(
     tmp_path: Path, file: str, stochastic: bool
 ) -> None:

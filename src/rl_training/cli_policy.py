@@ -143,9 +143,12 @@ def predict(
     for where, text in [("--obs", obs)] if obs is not None else _input_lines():
         given = _parse_obs(where, text)
         try:
-            actions, state = policy.predict(
-                given, deterministic=not stochastic, state=state, episode_start=state is None
-            )
+            if policy.memory_size:
+                actions, state = policy.predict(
+                    given, deterministic=not stochastic, state=state, episode_start=state is None
+                )
+            else:
+                actions = policy.predict(given, deterministic=not stochastic)
         except UserError as error:
             user_error(f"{where}: {error}")
         print(json.dumps(actions.tolist()), flush=True)

@@ -258,10 +258,10 @@ def learns_from_rollouts(state: Json) -> bool:
 def saved_memory(state: Json) -> int:
     """How many numbers the recurrent policy of the run that a state describes remembers."""
     settings = state["config"]["algo_kwargs"]
-    states = STATES.get(settings.get("recurrent", "none"))
-    if states is None:
-        raise CheckpointError(f"{STATE}: the settings of the recurrent layer are damaged")
-    return states * _saved_number(settings["recurrent_size"]) if states else 0
+    kind = settings.get("recurrent", "none")
+    if not isinstance(kind, str) or kind not in STATES:
+        raise CheckpointError(f"{STATE}: the settings of the replay buffer are damaged")
+    return STATES[kind] * _saved_number(settings.get("recurrent_size", 1))
 
 
 def is_within_updates(state: Json) -> bool:

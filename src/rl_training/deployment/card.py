@@ -230,13 +230,8 @@ def _needed_modules(policy: Json) -> list[str]:
     environment = policy.get("environment") or {}
     wrappers = [each.get("wrapper", "") for each in environment.get("wrappers") or []]
     names = [*environment.get("modules", []), *(each.partition(":")[0] for each in wrappers)]
-    return sorted(
-        {
-            str(name)
-            for name in names
-            if str(name).partition(".")[0] not in ("gymnasium", "rl_training")
-        }
-    )
+    own = ("gymnasium", "rl_training")
+    return sorted({str(name) for name in names if str(name).partition(".")[0] not in own})
 
 
 def _training_section(contents: CardContents) -> list[str]:

@@ -202,10 +202,8 @@ class Policy:
             if self.memory_size:
                 raise UserError(NEEDS_STATE)
             return None
-        starts, initial = (
-            np.asarray(False if episode_start is None else episode_start),
-            self.initial_state(number),
-        )
+        starts = np.asarray(False if episode_start is None else episode_start)
+        initial = self.initial_state(number)
         if starts.shape not in ((), initial.shape[:-1]) or starts.dtype != np.bool_:
             raise UserError(
                 "episode_start must be True, False, or one of them for each observation of a batch"
@@ -218,11 +216,14 @@ class Policy:
             memory = np.array(state, np.float32)
         except (TypeError, ValueError) as error:
             raise UserError(f"state must be an array of numbers ({error})") from None
-        if memory.shape != initial.shape or not np.isfinite(memory).all():
+        if memory.shape != initial.shape:
             raise UserError(
-                f"state has shape {memory.shape}; it must have {initial.shape} and be finite; "
-                "use what the step before returned, or episode_start=True to begin"
+                f"state has shape {memory.shape}, but these observations need {initial.shape}: "
+                "their number stays the same from step to step; use what the step before "
+                "returned, or episode_start=True to begin"
             )
+        if not np.isfinite(memory).all():
+            raise UserError("state contains NaN or infinite values")
         memory[starts] = 0.0
         return np.atleast_2d(memory)
 
