@@ -56,6 +56,7 @@ from rl_training.types import (
     TrainResult,
     UpdateResult,
 )
+from rl_training.validation import validate
 
 OBS_DIM, ACTION_DIM, ROWS = 3, 2, 16
 TOLERANCE = 1e-4
@@ -145,6 +146,7 @@ CASES = {
                 "learning_rate_schedule": "linear",
             },
             "normalized rewards": {"normalize_rewards": True, "gae_lambda": 1.0},
+            "recurrent": {"recurrent": "gru", "recurrent_size": 8, "sequence_length": 4},
         },
         unbounded=frozenset({"initial_log_std"}),
         nonsense=(
@@ -159,6 +161,7 @@ CASES = {
         interesting={
             "adam": {"adam_betas": [0.9, 0.999], "entropy_coefficient": 0.01},
             "normalized": {"normalize_advantages": True, "gae_lambda": 0.5},
+            "recurrent": {"recurrent": "lstm", "recurrent_size": 8, "sequence_length": 4},
         },
         unbounded=frozenset({"initial_log_std"}),
         nonsense=(("num_epochs", {"num_epochs": 2}), *ON_POLICY_NONSENSE),
@@ -511,8 +514,10 @@ def make(spec: AlgorithmSpec, *, seed: int = 0, **settings: Any) -> Algorithm:
     return spec.algorithm(OBS_DIM, actions, chosen, seed=seed, planned_updates=1_000)
 
 
-def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[Batch]:
-    """Return batches of random rows. Some rows are terminal."""
+def make_batches(
+    spec: AlgorithmSpec, count: int, settings: Settings | None = None, *, seed: int = 0
+) -> Iterator[Batch]:
+    """Return batches of random rows, for an algorithm with these settings. Some are terminal."""
     stream = torch.Generator().manual_seed(seed)
     weighted = issubclass(spec.hyperparameters_type, PrioritizedHyperparameters)
 
@@ -543,7 +548,18 @@ def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[
             returns=draw(ROWS) if has_returns(spec) else None,
         )
         of_rollout = rollout_fields(lambda: draw(ROWS)) if has_rollouts(spec) else {}
-        yield batch.with_fields(**of_rollout)
+        yield batch.with_fields(**of_rollout | sequence_fields(spec, settings or {}, draw))
+
+
+def sequence_fields(
+    spec: AlgorithmSpec, settings: Settings, draw: Callable[..., Tensor]
+) -> dict[str, Tensor]:
+    """Return the fields of a batch that only recurrent policies need; some episodes end."""
+    if "recurrent" not in settings:
+        return {}
+    chosen = validate(spec.hyperparameters_type, tiny_settings(spec, **settings))
+    memory = draw(ROWS // chosen.sequence_steps, chosen.memory_size).tanh()
+    return {"memory": memory, "ended": (draw(ROWS) > 1).float()}
 
 
 def over_steps(spec: AlgorithmSpec, number: int) -> Settings:
@@ -554,8 +570,8 @@ def over_steps(spec: AlgorithmSpec, number: int) -> Settings:
     return {"n_step": number, **({"entropy_in_target": False} if soft else {})}
 
 
-def one_batch(spec: AlgorithmSpec, seed: int = 0) -> Batch:
-    return next(make_batches(spec, 1, seed=seed))
+def one_batch(spec: AlgorithmSpec, settings: Settings | None = None) -> Batch:
+    return next(make_batches(spec, 1, settings))
 
 
 def copied(state: State) -> State:
@@ -601,7 +617,8 @@ def check_that_updates_change_the_expected_tensors(
     shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in algorithm.state.items()}
     places = {name: tensor.data_ptr() for name, tensor in algorithm.state.items()}
     seen = set()
-    for number, batch in enumerate(make_batches(spec, 2 * chosen.policy_delay + 6), start=1):
+    batches = make_batches(spec, 2 * chosen.policy_delay + 6, settings)
+    for number, batch in enumerate(batches, start=1):
         on = number % chosen.policy_delay == 0
         before = copied(algorithm.state)
         result = algorithm.update(batch)
@@ -661,7 +678,7 @@ def check_that_an_update_depends_only_on_its_inputs(
     spec: AlgorithmSpec, case: Case, settings: Settings
 ) -> None:
     first, second = (make(spec, **settings) for _ in range(2))
-    batch = one_batch(spec)
+    batch = one_batch(spec, settings)
     given = Batch(*(None if part is None else part.clone() for part in batch))
     torch.manual_seed(1)
     results = [first.update(batch)]
@@ -684,7 +701,7 @@ def check_that_losses_have_gradients_only_for_their_parameters(
     """
     module = importlib.import_module(spec.algorithm.__module__)
     algorithm = make(spec, **settings)
-    batch = one_batch(spec)
+    batch = one_batch(spec, settings)
     noise = draw_noise(algorithm.update_noise(ROWS), torch.Generator().manual_seed(1))
     leaves = {
         name: tensor.clone().requires_grad_(tensor.is_floating_point())
@@ -721,11 +738,11 @@ def check_that_a_state_continues_in_another_learner(
 ) -> None:
     first, second = make(spec, seed=0, **settings), make(spec, seed=1, **settings)
     assert set(first.networks()) <= moved(first.state, second.state)
-    for batch in make_batches(spec, 5):
+    for batch in make_batches(spec, 5, settings):
         first.update(batch)
     second.load_state(copied(first.state))
     second.generator.set_state(first.generator.get_state())
-    for batch in make_batches(spec, 5, seed=1):
+    for batch in make_batches(spec, 5, settings, seed=1):
         results = [algorithm.update(batch) for algorithm in (first, second)]
         assert results[0].metrics == results[1].metrics
     assert moved(first.state, second.state) == set()
@@ -747,7 +764,7 @@ def spaces_of(spec: AlgorithmSpec) -> SpaceInfo:
 
 def check_that_a_saved_policy_predicts(spec: AlgorithmSpec, case: Case, settings: Settings) -> None:
     algorithm, spaces = make(spec, **settings), spaces_of(spec)
-    for batch in make_batches(spec, 5):
+    for batch in make_batches(spec, 5, settings):
         algorithm.update(batch)
     normalizer = ObservationNormalizer(OBS_DIM)
     normalizer.observe(torch.randn(50, OBS_DIM) * 3 + 1)
@@ -755,15 +772,22 @@ def check_that_a_saved_policy_predicts(spec: AlgorithmSpec, case: Case, settings
     loaded = Policy.from_parts(policy.describe(), policy.tensors())
     assert loaded.algorithm.hyperparameters == algorithm.hyperparameters
     observations = np.random.default_rng(0).normal(size=(40, OBS_DIM)) * 10
-    many = policy.predict(observations)
-    explored = policy.predict(observations, deterministic=False)
+    many = first_actions(policy, observations)
+    explored = first_actions(policy, observations, deterministic=False)
     for actions in (many, explored):
         assert_actions_fit(actions, spaces)
-    assert np.array_equal(policy.predict(observations), many)
-    assert np.array_equal(loaded.predict(observations), many)
-    single = policy.predict(observations[0])
+    assert np.array_equal(first_actions(policy, observations), many)
+    assert np.array_equal(first_actions(loaded, observations), many)
+    single = first_actions(policy, observations[0])
     assert single.shape == many[0].shape
     np.testing.assert_allclose(single, many[0], rtol=1e-5, atol=1e-6)
+
+
+def first_actions(policy: Policy, obs: Any, *, deterministic: bool = True) -> np.ndarray:
+    """Return the actions of first steps, with a state only where it is needed."""
+    if not policy.memory_size:
+        return policy.predict(obs, deterministic=deterministic)
+    return policy.predict(obs, deterministic=deterministic, episode_start=True)[0]
 
 
 def assert_actions_fit(actions: np.ndarray, spaces: SpaceInfo) -> None:
@@ -810,7 +834,7 @@ def make_learner(
 ) -> Learner:
     """Return a learner whose batches and noise for a seed do not depend on the other seeds."""
     algorithms = [make(spec, seed=seed, **settings) for seed in seeds]
-    streams = [make_batches(spec, updates, seed=seed) for seed in seeds]
+    streams = [make_batches(spec, updates, settings, seed=seed) for seed in seeds]
     return prepared_learner(algorithms, streams, seeds, compiled=compiled)
 
 

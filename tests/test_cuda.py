@@ -12,6 +12,7 @@ from frame_patterns import Pictures, bits_of, stacked, stacked_pixels, transitio
 from helpers import StopAt, StopAtPosition, hashes, metric_rows, tiny, tiny_of
 from probes import HugeReward
 from safetensors.torch import load_file
+from test_rollouts import FirstRatios
 
 import rl_training
 from rl_training.algorithms import SACAlgorithm, get_algorithm_spec
@@ -202,7 +203,9 @@ def test_every_algorithm_makes_the_same_updates_graphed_alone_and_in_a_populatio
 # The learners above read a replay buffer, which has neither next actions nor returns, nor rollouts.
 WITH_MORE_FIELDS = [
     pytest.param("ppo", {"target_kl": 0.01}, id="ppo"),
+    pytest.param("ppo", {"recurrent": "gru", "sequence_length": 4}, id="gru"),
     pytest.param("a2c", {}, id="a2c"),
+    pytest.param("a2c", {"recurrent": "lstm", "sequence_length": 4}, id="lstm"),
     pytest.param("rebrac", {"critic_bc_alpha": 0.5}, id="rebrac"),
     pytest.param("cal_ql", {"hidden_sizes": [64, 64], "num_cql_samples": 3}, id="cal_ql"),
 ]
@@ -229,6 +232,29 @@ def test_every_algorithm_resumes_bit_for_bit_graphed_in_a_population(
         assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
     alone = rl_training.resume_training(copy)
     assert hashes(alone.checkpoint_path) == hashes(uninterrupted[1].checkpoint_path)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize("compile_mode", MODES)
+def test_sequences_are_rebuilt_as_they_were_acted(
+    tmp_path: Path, compile_mode: str, kind: str
+) -> None:
+    """States are copied to the host and back; the first update has the policy that acted."""
+    once = {"num_epochs": 1, "batch_size": 64, "learning_rate": 0.01, "rollout_steps": 32}
+    once |= {"recurrent": kind, "sequence_length": 4}
+    task = {"env_id": "CartPole-v1", "num_envs": 2, "total_timesteps": 320}
+    config = tiny_of(
+        get_algorithm_spec("ppo"),
+        tmp_path,
+        device="cuda",
+        compile=compile_mode,
+        **task,
+        algo_kwargs=once,
+    )
+    ratios = FirstRatios()
+    rl_training.train(config, callbacks=[ratios])
+    assert len(ratios.seen) == 5
+    assert max(ratios.seen) < 1e-5
 
 
 @pytest.mark.parametrize("algo", ["fql", "rlpd"])

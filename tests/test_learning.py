@@ -32,6 +32,7 @@ FIGURES = {
     "sac/cartpole": 475,
     "ppo/cartpole": 475,
     "ppo/pendulum": -250,
+    "ppo/recurrent_cartpole": 475,
     "a2c/cartpole": 475,
 }
 
@@ -46,6 +47,15 @@ def test_a_packaged_config_reaches_its_documented_return(
     result = rl_training.train(load_config(config, seed=seed, output_dir=str(tmp_path)))
     found = rl_training.evaluate_checkpoint(result.run_dir, num_episodes=20, seed=seed + 1000)
     assert found["eval_return_mean"] >= FIGURES[config]
+
+
+def test_a_pole_without_velocities_is_not_balanced_without_a_memory(tmp_path: Path) -> None:
+    """The other half of what `ppo/recurrent_cartpole` shows."""
+    config = load_config("ppo/recurrent_cartpole", seed=0, output_dir=str(tmp_path))
+    settings = {**config.algo_kwargs.given(), "recurrent": "none"}
+    result = rl_training.train(config.with_changes(algo_kwargs=settings))
+    found = rl_training.evaluate_checkpoint(result.run_dir, num_episodes=20, seed=1000)
+    assert found["eval_return_mean"] < 100
 
 
 @pytest.mark.parametrize("environment", [PointGoal, TorchPointGoal])

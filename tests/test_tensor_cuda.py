@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import StopAt, hashes, tiny
+from test_rollouts import FirstRatios
+from test_tensor_rollouts import rollouts
 
 import rl_training
 from rl_training.callbacks import Callback, TrainingContext
@@ -67,6 +69,23 @@ def test_a_resumed_run_is_the_same_bit_for_bit(
     config = on_cuda(tmp_path, compile=compile, **changes)
     whole = trained(config)
     stopped = trained(config, callbacks=[StopAt(800)])
+    resumed = rl_training.resume_training(stopped.run_dir)
+    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
+
+
+@modes
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_a_recurrent_policy_remembers_on_the_device(
+    tmp_path: Path, compile: str, kind: str
+) -> None:
+    """The first update of a rollout has the policy that acted, and a resumed run has its states."""
+    own = {"rollout_steps": 16, "batch_size": 256, "num_epochs": 1, "recurrent": kind}
+    changes = {"device": "cuda", "compile": compile, "num_envs": 16, "total_timesteps": 2_560}
+    config, ratios = rollouts(tmp_path, **changes, algo_kwargs=own), FirstRatios()
+    whole = trained(config, callbacks=[ratios])
+    assert len(ratios.seen) == 10
+    assert max(ratios.seen) < 1e-5
+    stopped = trained(config, callbacks=[StopAt(1_000)])
     resumed = rl_training.resume_training(stopped.run_dir)
     assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
 

@@ -118,7 +118,8 @@ def predict(
         str | None,
         typer.Option(
             metavar="JSON",
-            help="One observation or a batch. Default: read one per line from standard input.",
+            help="One observation or a batch. Default: read one per line from standard input. "
+            "For a recurrent policy it is a first step, and lines are the steps of an episode.",
         ),
     ] = None,
     stochastic: Annotated[
@@ -129,16 +130,25 @@ def predict(
     ] = False,
     modules: ImportOption = None,
 ) -> None:
-    """Print a policy's actions for observations, as JSON."""
+    """Print a policy's actions for observations, as JSON.
+
+    A recurrent policy remembers from line to line: the lines of standard input are the steps of one
+    episode, or of several if each line is a batch.
+    """
     from rl_training.errors import UserError
     from rl_training.runtime import workflows
 
     import_modules(modules)
-    policy = workflows.read_policy(single_path(path, checkpoint))
+    policy, state = workflows.read_policy(single_path(path, checkpoint)), None
     for where, text in [("--obs", obs)] if obs is not None else _input_lines():
         given = _parse_obs(where, text)
         try:
-            actions = policy.predict(given, deterministic=not stochastic)
+            if policy.memory_size:
+                actions, state = policy.predict(
+                    given, deterministic=not stochastic, state=state, episode_start=state is None
+                )
+            else:
+                actions = policy.predict(given, deterministic=not stochastic)
         except UserError as error:
             user_error(f"{where}: {error}")
         print(json.dumps(actions.tolist()), flush=True)

@@ -69,6 +69,11 @@ class Batch(NamedTuple):
     """`(batch,)`: log-probabilities of the actions under the policy that chose them"""
     values: Tensor | None = None
     """`(batch,)`: values of `obs` before the first update on the rollout"""
+    memory: Tensor | None = None
+    """`(batch, memory_size)`: what the policy remembered at `obs`. In a minibatch of a rollout,
+    `(sequences, memory_size)`: at the first step of each sequence; its rows are then the first
+    steps of all sequences, followed by the second ones, and so on. None unless the policy is
+    recurrent"""
 
     def with_fields(self, **fields: Tensor) -> Batch:
         """Return a batch with some fields replaced.

@@ -35,7 +35,7 @@ class A2CHyperparameters(RolloutHyperparameters):
     """Steps of each environment between two updates, which learn from all of them"""
     batch_size: Count = 512
     """Largest number of transitions in an update. A rollout that has more is divided into several
-    minibatches"""
+    minibatches. With `recurrent`, rounded down to entire sequences"""
     gae_lambda: Fraction = 1.0
     """Decay of later errors of the value in advantages (GAE, 1506.02438): 0 uses one step, 1 all
     steps of the rollout"""
@@ -43,6 +43,9 @@ class A2CHyperparameters(RolloutHyperparameters):
     """Subtract the mean of each minibatch's advantages and divide by their standard deviation"""
     adam_betas: Annotated[tuple[Decay, Decay], Strict(False)] = (0.0, 0.99)
     """Decay rates of Adam's first and second moment"""
+    sequence_length: Annotated[int, Field(ge=1, le=1_000_000)] = 5
+    """Consecutive steps through which the gradient of a recurrent policy goes back. Minibatches
+    are made of such sequences. Must divide `rollout_steps`. Used if `recurrent`"""
 
 
 class A2C(OnPolicyAlgorithm):

@@ -24,7 +24,7 @@ from rl_training.algorithms.functional import (
     gradients,
     schedule_factor,
 )
-from rl_training.algorithms.hyperparameters import Hyperparameters, action_chunk
+from rl_training.algorithms.hyperparameters import Hyperparameters, action_chunk, memory_size
 from rl_training.errors import ConfigError
 from rl_training.models.custom_networks import CustomNetworks
 from rl_training.models.mlp import Network
@@ -170,6 +170,8 @@ class Algorithm(ABC):
         self.hyperparameters = self._resolve(hyperparameters, overrides)
         self.action_chunk = action_chunk(self.hyperparameters)
         """How many actions of the environment one action of the model is"""
+        self.memory_size = memory_size(self.hyperparameters)
+        """Numbers that the policy remembers from step to step of an episode; 0 if nothing"""
         self.actions = action_dim.chunks_of(self.action_chunk)
         self.action_dim = self.actions.size
         self.device = torch.device(device)
@@ -286,6 +288,28 @@ class Algorithm(ABC):
                 f"or its losses no dropout; use {CRITIC_DROPOUT}: 0"
             )
 
+    def remember(self, state: State, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `act` and `explore` take instead of observations, and the next memory.
+
+        Only for policies with a `memory_size`. The memory is `(batch, memory_size)`, and zero at
+        the start of an episode.
+        """
+        raise NotImplementedError("the policy of this algorithm remembers nothing")
+
+    @final
+    def act_and_remember(self, state: State, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Return deterministic actions and the next memory."""
+        inputs, memory = self.remember(state, obs, memory)
+        return self.act(state, inputs), memory
+
+    @final
+    def explore_and_remember(
+        self, state: State, obs: Tensor, noise: Noise, progress: Tensor, memory: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return actions for collecting experience and the next memory."""
+        inputs, memory = self.remember(state, obs, memory)
+        return self.explore(state, inputs, noise, progress), memory
+
     @abstractmethod
     def act(self, state: State, obs: Tensor) -> Tensor:
         """Return the policy's deterministic actions for observations `(batch, obs_dim)`."""
@@ -347,7 +371,7 @@ class Algorithm(ABC):
     def acting_leaves(self) -> tuple[ObservationLeaf, ...]:
         """Return the leaves of observations that actions depend on: critics may see others."""
         networks = self.networks()
-        part = "actor" if "actor" in networks else "critic"
+        part = next((name for name in ("memory", "actor") if name in networks), "critic")
         acting = [network for name, network in networks.items() if part_of(name) == part]
         is_encoded = any(isinstance(network, EncodedNetwork) for network in acting)
         return self.plan.leaves(part) if is_encoded else self.observation.leaves

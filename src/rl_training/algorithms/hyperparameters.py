@@ -15,6 +15,7 @@ from rl_training.models.categorical import Support
 from rl_training.models.mlp import Initialization
 from rl_training.models.network_plan import NetworkPlan
 from rl_training.models.network_settings import NetworkSettings
+from rl_training.models.recurrent import STATES, Recurrence
 from rl_training.observations import ObservationSpec
 from rl_training.types import Regime, ReturnAfterTruncation, ReturnScaling
 from rl_training.validation import StrictModel
@@ -347,7 +348,7 @@ class RolloutHyperparameters(Hyperparameters):
     """Steps of each environment between two blocks of updates, which learn from all of them"""
     batch_size: Count = 64
     """Number of transitions in the minibatch of one update. A rollout that has fewer is one
-    minibatch"""
+    minibatch. With `recurrent`, rounded down to entire sequences"""
     gae_lambda: Fraction = 0.95
     """Decay of later errors of the value in advantages (GAE, 1506.02438): 0 uses one step, 1 all
     steps of the rollout"""
@@ -380,6 +381,37 @@ class RolloutHyperparameters(Hyperparameters):
     """Factor of the initial weights of the actor's last layer, so that no action is preferred"""
     initial_log_std: Annotated[float, Field(ge=-20, le=2)] = 0.0
     """Initial log standard deviation of continuous actions, whose range is [-1, 1]"""
+    recurrent: Recurrence = "none"
+    """Recurrent layer between observations, or their encoder, and the hidden layers of policy and
+    value, which share it: `none`, `gru` or `lstm`"""
+    recurrent_size: Annotated[int, Field(ge=1, le=65536)] = 64
+    """Units of the recurrent layer. Used if `recurrent`"""
+    sequence_length: Annotated[int, Field(ge=1, le=1_000_000)] = 16
+    """Consecutive steps through which the gradient of a recurrent policy goes back. Minibatches
+    are made of such sequences. Must divide `rollout_steps`. Used if `recurrent`"""
+
+    @model_validator(mode="after")
+    def _check_sequences(self) -> Self:
+        length, steps = self.sequence_steps, self.rollout_steps
+        if steps % length:
+            possible = range(1, min(length, steps) + 1)
+            fitting = max(each for each in possible if steps % each == 0)
+            raise ValueError(
+                f"sequence_length = {length}: must divide rollout_steps = {steps}; use "
+                f"sequence_length: {fitting}, or rollout_steps: {max(1, steps // length) * length}"
+            )
+        networks = self.networks or NetworkSettings()
+        if self.recurrent != "none" and networks.actor_obs != networks.critic_obs:
+            raise ValueError(
+                f"recurrent = {self.recurrent!r}: networks.actor_obs and networks.critic_obs must "
+                "be equal, because policy and value share the recurrent layer"
+            )
+        if self.batch_size < length:
+            raise ValueError(
+                f"batch_size = {self.batch_size}: must be at least sequence_length = {length}, "
+                "because minibatches of a recurrent policy are made of entire sequences"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_shift(self) -> Self:
@@ -395,8 +427,30 @@ class RolloutHyperparameters(Hyperparameters):
         """How often the updates of a block see each transition of a rollout."""
         return 1
 
+    @property
+    def memory_size(self) -> int:
+        """Numbers that the policy remembers from step to step of an episode."""
+        return STATES[self.recurrent] * self.recurrent_size
+
+    @property
+    def sequence_steps(self) -> int:
+        """Consecutive steps that stay together in a minibatch."""
+        return 1 if self.recurrent == "none" else self.sequence_length
+
+    def minibatch_size(self, rows: int) -> int:
+        """Transitions in each minibatch of a rollout: entire sequences, as many as fit."""
+        size = min(self.batch_size, rows)
+        return size - size % self.sequence_steps
+
     def return_scaling(self) -> ReturnScaling | None:
         return ReturnScaling(self.gamma) if self.normalize_rewards else None
+
+
+def memory_size(hyperparameters: Hyperparameters) -> int:
+    """Return how many numbers the policy remembers from step to step of an episode."""
+    if isinstance(hyperparameters, RolloutHyperparameters):
+        return hyperparameters.memory_size
+    return 0
 
 
 def return_after_truncation(hyperparameters: Hyperparameters) -> ReturnAfterTruncation | None:

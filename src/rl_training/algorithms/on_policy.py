@@ -54,12 +54,15 @@ class OnPolicyAlgorithm(Algorithm):
             initialization=settings.initialization,
             actor_output_scale=settings.actor_output_scale,
             initial_log_std=settings.initial_log_std,
+            recurrent=settings.recurrent,
+            recurrent_size=settings.recurrent_size,
             generator=generator,
         )
 
     @final
     def networks(self) -> dict[str, Network]:
-        return {"actor": self.model.actor, "critic": self.model.critic}
+        both = {"actor": self.model.actor, "critic": self.model.critic}
+        return both if self.model.memory is None else {"memory": self.model.memory, **both}
 
     @final
     def targets(self) -> dict[str, str]:
@@ -71,14 +74,14 @@ class OnPolicyAlgorithm(Algorithm):
 
     @final
     def optimizers(self) -> dict[str, Adam]:
-        # The objective clips the gradient, jointly for both networks.
+        # The objective clips the gradient, jointly for all networks.
         optimizer = dataclasses.replace(self.hyperparameters.optimizer(), max_grad_norm=None)
         return dict.fromkeys(self.networks(), optimizer)
 
     @final
     def objectives(self, *, update_policy: bool) -> list[Objective]:
         norm = self.hyperparameters.max_grad_norm
-        return [Objective(("actor", "critic"), self.joint_loss, norm)]
+        return [Objective(tuple(self.networks()), self.joint_loss, norm)]
 
     @final
     def update_noise(self, batch_size: int) -> Draws:
@@ -92,10 +95,15 @@ class OnPolicyAlgorithm(Algorithm):
         """
         settings, model = self.hyperparameters, self.model
         assert rollout.ended is not None
+        inputs, next_inputs = rollout.obs, rollout.next_obs
+        if rollout.memory is not None:
+            # Of a step that ended an episode too: its result is valued by what led to it.
+            inputs, memory = self.remember(state, rollout.obs, rollout.memory)
+            next_inputs, _ = self.remember(state, rollout.next_obs, memory)
         log_probs, _, values = model.evaluate(
-            rollout.obs, rollout.action, actor=state["actor"], critic=state["critic"]
+            inputs, rollout.action, actor=state["actor"], critic=state["critic"]
         )
-        next_values = model.state_values(rollout.next_obs, critic=state["critic"])
+        next_values = model.state_values(next_inputs, critic=state["critic"])
         reward = rollout.reward
         if settings.normalize_rewards:
             reward = reward.clamp(-REWARD_LIMIT, REWARD_LIMIT)
@@ -124,8 +132,12 @@ class OnPolicyAlgorithm(Algorithm):
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
             if batch.ended is not None:  # subtracting the mean must not teach a lost action
                 advantages = torch.where(batch.ended > 1, 0.0, advantages)
+        inputs = batch.obs
+        if batch.memory is not None:
+            assert batch.ended is not None
+            inputs = self.model.rebuild(batch.obs, batch.memory, batch.ended, state["memory"])
         log_probs, entropies, values = self.model.evaluate(
-            batch.obs, batch.action, actor=state["actor"], critic=state["critic"]
+            inputs, batch.action, actor=state["actor"], critic=state["critic"]
         )
         policy_loss, metrics = self.policy_loss(state, log_probs, advantages, batch)
         value_loss, entropy = 0.5 * self.value_losses(values, batch).mean(), entropies.mean()
@@ -140,6 +152,10 @@ class OnPolicyAlgorithm(Algorithm):
             "entropy": entropy,
             **metrics,
         }
+
+    @final
+    def remember(self, state: State, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return self.model.remember(obs, memory, state["memory"])
 
     @final
     def act(self, state: State, obs: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 import numpy as np
 from pydantic import BaseModel
@@ -266,13 +266,55 @@ class Agent:
         )
         return dict(found.metrics)
 
-    def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray:
+    @overload
+    def predict(
+        self, obs: Any, deterministic: bool = ..., *, state: None = ..., episode_start: None = ...
+    ) -> np.ndarray: ...
+
+    @overload
+    def predict(
+        self,
+        obs: Any,
+        deterministic: bool = ...,
+        *,
+        state: np.ndarray,
+        episode_start: workflows.EpisodeStart | None = ...,
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+    @overload
+    def predict(
+        self,
+        obs: Any,
+        deterministic: bool = ...,
+        *,
+        state: np.ndarray | None = ...,
+        episode_start: workflows.EpisodeStart,
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+    def predict(
+        self,
+        obs: Any,
+        deterministic: bool = True,
+        *,
+        state: np.ndarray | None = None,
+        episode_start: workflows.EpisodeStart | None = None,
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Return actions in environment units for one observation or a batch of observations.
 
         With the setting `action_chunk`, an action has a leading axis of that length: the actions to
         execute one after another.
+
+        With `state` or `episode_start`, return the actions and the next state, which a recurrent
+        policy needs:
+
+            action, state = agent.predict(obs, episode_start=True)   # an episode begins
+            action, state = agent.predict(obs, state=state)          # it goes on
+
+        With both, `episode_start` says for which observations of a batch an episode begins.
         """
-        return self.policy.predict(obs, deterministic=deterministic)
+        return self.policy.predict(
+            obs, deterministic=deterministic, state=state, episode_start=episode_start
+        )
 
     def record_video(
         self,

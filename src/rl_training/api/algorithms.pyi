@@ -120,6 +120,9 @@ class A2C(Agent):
         critic_hidden_sizes: Sequence[int] | None = None,
         actor_output_scale: float = 0.01,
         initial_log_std: float = 0.0,
+        recurrent: Literal["none", "gru", "lstm"] = "none",
+        recurrent_size: int = 64,
+        sequence_length: int = 5,
     ) -> None:
         """Create an untrained agent.
 
@@ -223,7 +226,8 @@ class A2C(Agent):
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Largest number of transitions in an update. A rollout that has more is
-                divided into several minibatches.
+                divided into several minibatches. With `recurrent`, rounded down to entire
+                sequences.
             gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
@@ -255,6 +259,12 @@ class A2C(Agent):
                 no action is preferred.
             initial_log_std: Initial log standard deviation of continuous actions, whose range
                 is [-1, 1].
+            recurrent: Recurrent layer between observations, or their encoder, and the hidden
+                layers of policy and value, which share it: `none`, `gru` or `lstm`.
+            recurrent_size: Units of the recurrent layer. Used if `recurrent`.
+            sequence_length: Consecutive steps through which the gradient of a recurrent policy
+                goes back. Minibatches are made of such sequences. Must divide `rollout_steps`.
+                Used if `recurrent`.
         """
 
 class AWAC(Agent):
@@ -3057,6 +3067,9 @@ class PPO(Agent):
         critic_hidden_sizes: Sequence[int] | None = None,
         actor_output_scale: float = 0.01,
         initial_log_std: float = 0.0,
+        recurrent: Literal["none", "gru", "lstm"] = "none",
+        recurrent_size: int = 64,
+        sequence_length: int = 16,
         num_epochs: int = 10,
         clip_range: float = 0.2,
         value_clip_range: float | None = None,
@@ -3164,7 +3177,7 @@ class PPO(Agent):
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Number of transitions in the minibatch of one update. A rollout that has
-                fewer is one minibatch.
+                fewer is one minibatch. With `recurrent`, rounded down to entire sequences.
             gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
@@ -3196,6 +3209,12 @@ class PPO(Agent):
                 no action is preferred.
             initial_log_std: Initial log standard deviation of continuous actions, whose range
                 is [-1, 1].
+            recurrent: Recurrent layer between observations, or their encoder, and the hidden
+                layers of policy and value, which share it: `none`, `gru` or `lstm`.
+            recurrent_size: Units of the recurrent layer. Used if `recurrent`.
+            sequence_length: Consecutive steps through which the gradient of a recurrent policy
+                goes back. Minibatches are made of such sequences. Must divide `rollout_steps`.
+                Used if `recurrent`.
             num_epochs: How often the updates see each transition of a rollout. Symbol: K.
             clip_range: Largest change of an action's probability, as a fraction, that the
                 objective rewards. Symbol: ε.

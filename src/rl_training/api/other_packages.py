@@ -51,6 +51,7 @@ OUR_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "initial_temperature": ("initial_alpha",),
     "lam": ("awac_lambda",),
     "lr": ("learning_rate",),
+    "lstm_hidden_size": ("recurrent_size",),
     "lr_schedule": ("learning_rate_schedule",),
     "max_weight": ("max_advantage_weight",),
     "n_action_samples": ("num_cql_samples",),

@@ -34,6 +34,7 @@ from rl_training.data.storage.rows import RowColumns
 from rl_training.data.storage.stacks import FrameLayout
 from rl_training.errors import CheckpointError, MissingNetworksError, brief
 from rl_training.execution.policy import Policy, PolicyDescription
+from rl_training.models.recurrent import STATES
 from rl_training.types import ActionSpec, Json, SpaceInfo
 
 MODEL_FILES = (MODEL, POLICY)
@@ -139,7 +140,7 @@ def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> N
         raise CheckpointError(f"{problem} (replay segments are missing)")
     frames = saved_frame_layout(spaces, state)
     actions = saved_actions(spaces, state)
-    others = keeps_returns(state), learns_from_rollouts(state)
+    others = keeps_returns(state), learns_from_rollouts(state), saved_memory(state)
     width = RowColumns(spaces.observation, actions, frames, *others).width
     _check_frames(reader, frames, saved, _capacity(state), problem)
     rows = 0
@@ -157,7 +158,7 @@ def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> N
         raise CheckpointError(f"{problem} ({EPISODES} is missing from the manifest)")
     if is_within_updates(state) and ROLLOUT not in reader.files:
         raise CheckpointError(f"{problem} ({ROLLOUT} is missing from the manifest)")
-    if ROLLOUT in reader.files and set(reader.shapes(ROLLOUT).values()) != {(_capacity(state),)}:
+    if ROLLOUT in reader.files and _longest(reader.shapes(ROLLOUT)) != _capacity(state):
         raise CheckpointError(f"{problem} ({ROLLOUT} does not fit {_capacity(state):,} rows)")
     if prioritized and PRIORITIES not in reader.files:
         raise CheckpointError(f"{problem} ({PRIORITIES} is missing from the manifest)")
@@ -254,6 +255,15 @@ def learns_from_rollouts(state: Json) -> bool:
     return "rollout_steps" in state["config"]["algo_kwargs"]
 
 
+def saved_memory(state: Json) -> int:
+    """How many numbers the recurrent policy of the run that a state describes remembers."""
+    settings = state["config"]["algo_kwargs"]
+    kind = settings.get("recurrent", "none")
+    if not isinstance(kind, str) or kind not in STATES:
+        raise CheckpointError(f"{STATE}: the settings of the replay buffer are damaged")
+    return STATES[kind] * _saved_number(settings.get("recurrent_size", 1))
+
+
 def is_within_updates(state: Json) -> bool:
     """Whether some of the updates on a rollout are left to a resumed run."""
     progress = state.get("progress")
@@ -270,6 +280,13 @@ def _capacity(state: Json) -> int:
         return _saved_number(settings["rollout_steps"]) * _saved_number(config.get("num_envs", 1))
     capacity = settings.get("buffer_capacity")
     return capacity if type(capacity) is int else 0
+
+
+def _longest(shapes: Shapes) -> int | None:
+    """The length of the longest of some vectors; None if there are none, or others too."""
+    if not all(len(shape) == 1 for shape in shapes.values()):
+        return None
+    return max((shape[0] for shape in shapes.values()), default=None)
 
 
 def _numbers(shapes: Shapes) -> int:

@@ -19,6 +19,7 @@ class Transitions(NamedTuple):
     next_obs: np.ndarray
     returns: np.ndarray | None = None
     ended: np.ndarray | None = None
+    memory: np.ndarray | None = None
 
     def select(self, chosen: slice | np.ndarray) -> Transitions:
         """Return the chosen rows."""

@@ -56,6 +56,7 @@ class ReplayBuffer:
         priority_exponent: float | None = None,
         returns: bool = False,
         ended: bool = False,
+        memory: int = 0,
         hindsight: SampledHindsight | None = None,
         num_envs: int = 1,
     ) -> None:
@@ -64,9 +65,10 @@ class ReplayBuffer:
         `observation` may be the size of a vector, and `actions` the number of components of
         continuous ones. `frames` says how images are stored; without it each observation is stored
         as it is. `device` is that of batches and, unless `on_host`, of the rows. With `returns`,
-        transitions have a return. With `ended`, they say whether their episode ended. With
-        `hindsight`, sampled transitions get other goals. With either of the last two, `num_envs`
-        environments of each seed add one row each, again and again.
+        transitions have a return. With `ended`, they say whether their episode ended, and
+        `memory` is how many numbers a recurrent policy remembered before them. With `hindsight`,
+        sampled transitions get other goals. With `ended` or `hindsight`, `num_envs` environments of
+        each seed add one row each, again and again.
         """
         self._first_seed = first_seed
         self.capacity = capacity
@@ -77,7 +79,9 @@ class ReplayBuffer:
         """Whether batches are copied from the host to another device. `draw` then waits for random
         integers that are on that device, and cannot be captured"""
         self.generator = generator
-        self.columns = RowColumns.of(observation, actions, frames, returns=returns, ended=ended)
+        self.columns = RowColumns.of(
+            observation, actions, frames, returns=returns, ended=ended, memory=memory
+        )
         self._widths = self.columns.widths
         # The rings of all seeds, followed by an unused row that is never read.
         self._unused = len(slots) * capacity
@@ -198,6 +202,9 @@ class ReplayBuffer:
         if self.columns.ended:
             assert batch.ended is not None
             columns.append(batch.ended)
+        if self.columns.memory:
+            assert batch.memory is not None
+            columns.append(batch.memory)
         number = len(batch.reward)
         return torch.cat([each.reshape(number, -1).float() for each in columns], dim=1)
 
@@ -242,7 +249,7 @@ class ReplayBuffer:
             self.flush()
             added = self.rows_added(seed_index)
             newest = np.arange(max(0, added - self._num_envs), added) % self.capacity
-            ends = self._ring(seed_index)[:, -1]
+            ends = self._ring(seed_index)[:, self.columns.end]
             ends[self._to_device(newest)] = ends[self._to_device(newest)].clamp(min=1)
 
     def flush(self) -> None:
@@ -400,8 +407,13 @@ class ReplayBuffer:
         batch = Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
         if not self.columns.others:
             return batch
-        others = zip(self.columns.others, columns[5:], strict=True)
-        return batch.with_fields(**{name: column.squeeze(-1) for name, column in others})
+        others = dict(zip(self.columns.others, columns[5:], strict=True))
+        return batch.with_fields(
+            **{
+                name: part if name == "memory" else part.squeeze(-1)
+                for name, part in others.items()
+            }
+        )
 
     def at(self, positions: Tensor) -> Batch:
         """Return the transitions at these positions of each slot's ring, `(batch,)` or

@@ -6,7 +6,8 @@ at the bounds, and a multiple of the policy's own rounding error, which is measu
 same actions in double precision. For most policies both are far below the tolerance.
 
 For discrete actions the same holds for their values, in units of the largest value. The chosen
-actions must be equal, unless their values differ by no more than that.
+actions must be equal, unless their values differ by no more than that. The next state of a
+recurrent policy is compared like actions, in its own units.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ def check_agreement(policy: Policy, exact: nn.Module, run: Runner, *, stochastic
         expected = expected_outputs(policy, inputs)
         _check_kinds(found, expected)
         reference = _in_double_precision(exact, inputs)
+        if policy.memory_size:
+            own, expected_state, exact_state = (each.pop() for each in (found, expected, reference))
+            largest = max(largest, _compare(own, expected_state, exact_state, np.ones(())))
         if not policy.spaces.is_continuous:
             difference = _compare_choices(found, expected, reference, policy.spaces.action_start)
         else:
@@ -68,6 +72,8 @@ def inputs_of(
             for leaf, drawn in zip(observation.leaves, words, strict=True)
             if leaf in policy.algorithm.acting_leaves()
         }
+    if policy.memory_size:
+        inputs["state"] = random.uniform(-1, 1, (rows, policy.memory_size)).astype(np.float32)
     if stochastic:
         draw = policy.algorithm.exploration_noise(rows)["action"]
         drawn = random.standard_normal if draw.kind == "normal" else random.random
@@ -103,12 +109,16 @@ def observations(policy: Policy, rows: int, random: np.random.Generator) -> np.n
 
 
 def expected_outputs(policy: Policy, inputs: Arrays) -> list[np.ndarray]:
-    """Return the policy's own outputs: actions, then the values of discrete actions."""
-    obs = {name: array for name, array in inputs.items() if name != "noise"}
-    rows = policy.rows_of_leaves(list(obs.values()))
+    """Return the policy's own outputs: actions, then the next state or the values of actions."""
+    obs = [array for name, array in inputs.items() if name not in ("noise", "state")]
+    rows, memory = policy.rows_of_leaves(obs), inputs.get("state")
     if "noise" in inputs:
-        return [policy.sample(rows, inputs["noise"])]
-    actions, values = policy.act_in_environment(rows), policy.action_values(rows)
+        actions, after = policy.sample(rows, inputs["noise"], memory)
+    else:
+        actions, after = policy.act_in_environment(rows, memory)
+    if after is not None:
+        return [actions, after]
+    values = None if "noise" in inputs else policy.action_values(rows)
     return [actions] if values is None else [actions, values]
 
 

@@ -207,7 +207,7 @@ def _usage_section(contents: CardContents) -> list[str]:
         "import rl_training",
         "",
         f'path = rl_training.pull_from_hub("{contents.repo_id}")',
-        f"action = rl_training.predict_checkpoint(path, [0.0] * {length})",
+        *_prediction(contents.policy, length),
         "```",
         "",
         "Loading this policy runs no code: its files are safetensors, JSON and YAML, they are "
@@ -215,11 +215,24 @@ def _usage_section(contents: CardContents) -> list[str]:
     ]
 
 
+def _prediction(policy: Json, length: int) -> list[str]:
+    """Return the code that uses a policy, step by step if it remembers."""
+    obs = f"[0.0] * {length}"
+    if (policy.get("algo_kwargs") or {}).get("recurrent", "none") == "none":
+        return [f"action = rl_training.predict_checkpoint(path, {obs})"]
+    call = f"action, state = rl_training.predict_checkpoint(path, {obs}, "
+    return [
+        call + "episode_start=True)  # an episode begins",
+        call + "state=state)  # it goes on",
+    ]
+
+
 def _needed_modules(policy: Json) -> list[str]:
     environment = policy.get("environment") or {}
     wrappers = [each.get("wrapper", "") for each in environment.get("wrappers") or []]
     names = [*environment.get("modules", []), *(each.partition(":")[0] for each in wrappers)]
-    return sorted({str(name) for name in names if str(name).partition(".")[0] != "gymnasium"})
+    own = ("gymnasium", "rl_training")
+    return sorted({str(name) for name in names if str(name).partition(".")[0] not in own})
 
 
 def _training_section(contents: CardContents) -> list[str]:

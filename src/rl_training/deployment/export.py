@@ -31,9 +31,8 @@ from rl_training.execution.policy import Policy
 from rl_training.execution.policy_module import (
     LeafInputs,
     PolicyLayers,
-    PolicyModule,
     PolicyModuleWithValues,
-    SampledPolicyModule,
+    policy_module,
 )
 from rl_training.models.custom_networks import given_networks
 from rl_training.training.inputs import config_factory, describe_environment
@@ -77,6 +76,11 @@ class Exported:
                 f"note           an action is a chunk of {about['action_chunk']} actions (batch, "
                 f"{about['action_chunk']}, ...), to be executed one after another"
             )
+        if "state_size" in about:
+            lines.append(
+                "note           the policy is recurrent: state is zero at the start of an episode, "
+                "and next_state of the step before otherwise"
+            )
         if "wrappers" in about:
             lines.append(
                 "note           the environment's wrappers are not in the file: it takes "
@@ -99,14 +103,15 @@ def export(
     The file maps a batch of observations, `obs`, to `action`, both in environment units.
     Observation normalization and the scaling of actions are part of it. For discrete actions there
     is a second output, `q_values`. If the policy chooses chunks (`action_chunk`), `action` has an
-    axis of that length after the first. The file is checked against the policy before it is
-    written.
+    axis of that length after the first. If the policy is recurrent, `state` is the second input
+    and `next_state` the second output: zeros at the start of an episode, then the `next_state` of
+    the step before. The file is checked against the policy before it is written.
 
     Args:
         run: Run folder, checkpoint or saved policy.
         out: File to write, such as `policy.onnx` or `policy.pt2`. An earlier export is replaced.
         format: `onnx`, which needs the extra `export`, or `torch`, for `torch.export.load`.
-        stochastic: Sample actions: `noise` is the second input, standard normal
+        stochastic: Sample actions: `noise` is the last input, standard normal
             `(batch, action_dim)`; for choices, uniform with one number for each. Only for
             algorithms whose policy is a distribution.
         best: Use the best checkpoint of a run instead of the newest.
@@ -201,12 +206,14 @@ def _module_of(policy: Policy, *, stochastic: bool) -> tuple[nn.Module, tuple[st
                 f"{policy.algorithm_name} cannot be exported with --stochastic (stochastic=True): "
                 f"{reason}"
             )
-        module = SampledPolicyModule(*parts)
-    elif policy.action_values(np.zeros((1, spaces.obs_dim))) is not None:
+        module = policy_module(*parts, stochastic=True)
+    elif not policy.memory_size and policy.action_values(np.zeros((1, spaces.obs_dim))) is not None:
         module = PolicyModuleWithValues(*parts)
         outputs = ("action", "q_values")
     else:
-        module = PolicyModule(*parts)
+        module = policy_module(*parts)
+    if policy.memory_size:
+        outputs = ("action", "next_state")
     given: nn.Module = module
     if not spaces.observation.is_vector:
         given = LeafInputs(module, spaces.observation, algorithm.acting_leaves())

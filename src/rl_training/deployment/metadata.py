@@ -72,6 +72,7 @@ def metadata(policy: Policy, origin: Origin, *, stochastic: bool) -> dict[str, s
         "observation_space": json.dumps(observation_space(policy)),
         "action_space": json.dumps(action_space(policy.spaces)),
         "action_chunk": None if policy.action_chunk == 1 else str(policy.action_chunk),
+        "state_size": str(policy.memory_size) if policy.memory_size else None,
         "stochastic": json.dumps(stochastic),
         "normalizes_observations": json.dumps(policy.normalizer is not None),
         "environment": origin.environment,

@@ -30,6 +30,7 @@ MAX_MODULES = 64
 PLAIN_WRAPPERS = frozenset(
     {
         "rl_training.envs.atari:EpisodicLife",
+        "rl_training.envs.hiding:KeepComponents",
         "gymnasium.wrappers:AddRenderObservation",
         "gymnasium.wrappers:AtariPreprocessing",
         "gymnasium.wrappers:ClipReward",

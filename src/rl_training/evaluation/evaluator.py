@@ -201,12 +201,12 @@ def _play(
     while any(len(done) < wanted for done, wanted in zip(results, quota, strict=True)):
         if stopping():
             return None
-        actions = player.act(obs)
+        memory, actions = player.memory, player.act(obs)
         environment.start(actions)
         step = environment.finish()
         _raise(step.errors)
         if recorder is not None:
-            recorder.add(obs, actions, step)
+            recorder.add(obs, actions, step, memory)
         obs = step.obs
         player.end(step.terminated | step.truncated)
         steps_without_end = 0 if step.episodes else steps_without_end + 1
@@ -246,12 +246,21 @@ class EpisodeRecorder:
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[np.ndarray, np.ndarray]] = []
+        self._kept: list[tuple[np.ndarray, ...]] = []
         self._rewards: list[np.ndarray] = []
         self._stride = 1
 
-    def add(self, obs: np.ndarray, actions: np.ndarray, step: StepResult) -> None:
-        """Add the observations before a step of all environments, the actions, and the step."""
+    def add(
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,
+        step: StepResult,
+        memory: np.ndarray | None = None,
+    ) -> None:
+        """Add the observations before a step of all environments, the actions, and the step.
+
+        `memory` is what a recurrent policy remembered before the step.
+        """
         number = len(self._rewards)
         if number == 0:
             self.lengths = np.zeros(len(obs), np.int64)
@@ -260,7 +269,7 @@ class EpisodeRecorder:
         if self.lengths.all():
             return
         if number % self._stride == 0:
-            self._kept.append((obs, actions))
+            self._kept.append((obs, actions) if memory is None else (obs, actions, memory))
         if len(self._kept) > max(1, MAX_STATES // len(obs)):
             self._kept, self._stride = self._kept[::2], 2 * self._stride
         self._rewards.append(step.reward)
@@ -281,12 +290,11 @@ class EpisodeRecorder:
         mask: np.ndarray = self.times[:, None] < self.lengths
         return mask
 
-    def states(self) -> tuple[np.ndarray, np.ndarray]:
-        """The observations and actions of the recorded episodes, a state per row."""
-        obs, actions = (
-            np.stack(column)[self.in_episode] for column in zip(*self._kept, strict=True)
-        )
-        return obs, actions
+    def states(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """The observations, actions and memories of the recorded episodes, a state per row."""
+        columns = zip(*self._kept, strict=True)
+        obs, actions, *memory = (np.stack(column)[self.in_episode] for column in columns)
+        return obs, actions, memory[0] if memory else None
 
     def returns(
         self,
@@ -323,9 +331,10 @@ def policy_health(
     the policy chooses chunks, they are not compared with returns: most states are in the middle of
     a chunk, where the policy would choose another one.
     """
-    raw, actions = recorder.states()
+    raw, actions, memory = recorder.states()
     valued = actions if policy.action_chunk == 1 else policy.act(raw)
-    obs, chosen = _inputs(policy, raw), torch.as_tensor(valued, device=policy.algorithm.device)
+    obs, _ = policy.remember(_inputs(policy, raw), memory)
+    chosen = torch.as_tensor(valued, device=policy.algorithm.device)
     found = {}
     if policy.spaces.is_continuous:
         found["action_saturation"] = float(np.mean(np.abs(actions) > SATURATED))

@@ -121,6 +121,11 @@ def evaluate_on_data(
             "(action_chunk), and evaluation on recorded data needs single ones; evaluate it in "
             "its environment"
         )
+    if policy.memory_size:
+        raise UserError(
+            f"{reader.folder}: its policy is recurrent, and evaluation on recorded data looks at "
+            "single steps; evaluate it in its environment"
+        )
     complete = restore_learned(policy.algorithm, reader) or _is_complete(policy)
     keys = saved_keys(reader.json(POLICY).get("environment") or {})
     leaves = LeafChoice(keys, policy.spaces.observation)

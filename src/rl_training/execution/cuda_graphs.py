@@ -14,10 +14,12 @@ from rl_training.algorithms.base import Algorithm, Objective
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.source import FeedbackSource, Source
 from rl_training.execution.programs import (
+    MEMORY,
     RANDOM,
     ActionParts,
     UpdateParts,
     compile_program,
+    explore_program,
     give_feedback,
     is_uncompiled,
 )
@@ -202,24 +204,28 @@ class GraphedActions:
             "progress": (self._lead, torch.float32),
             **{kind: (tuple(n.shape[1:]), n.dtype) for kind, n in pool.numbers.items()},
         }
+        if size := parts.algorithm.memory_size:
+            fields[MEMORY] = ((width, obs_shape[0], size), torch.float32)
         if replay is not None:
             rows = len(population.slots) * obs_shape[0]
             fields["positions"] = ((rows,), torch.int64)
             fields["rows"] = ((rows, replay.row_width), torch.float32)
             fields["sizes"] = ((width,), torch.int64)
         self._staging = Staging(fields, self._device)
-        explore = population.over_slots(parts.algorithm.explore)
-        self._explore = compile_program(explore, self._device)
+        self._explore = compile_program(explore_program(parts.algorithm, population), self._device)
+        self.memory: np.ndarray | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
-    def begin(self, obs: np.ndarray, progress: float) -> None:
+    def begin(self, obs: np.ndarray, progress: float, memory: np.ndarray | None = None) -> None:
         if self._graph is None:
             self._capture()
         # Safe to overwrite: `finish` waited for the copy that read this memory.
         host = self._staging.host
         host["obs"][self._occupied] = obs
         host["progress"][...] = progress
+        if memory is not None:
+            host[MEMORY][self._occupied] = memory
         self._pool.copy_current(host)
         if self._replay is not None:
             self._replay.stage(host["positions"], host["rows"], host["sizes"])
@@ -239,16 +245,20 @@ class GraphedActions:
         self._choose()
 
     def _capture(self) -> None:
-        example = self._choose()
-        host_actions = torch.zeros(example.shape, dtype=example.dtype, pin_memory=True)
-        self._actions = host_actions.numpy()
+        on_host = [
+            torch.zeros(each.shape, dtype=each.dtype, pin_memory=True) for each in self._choose()
+        ]
+        self._actions = on_host[0].numpy()
+        if len(on_host) > 1:
+            self.memory = on_host[1].numpy()
         self._stream = torch.cuda.current_stream(self._device)
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         staged = self._staging.device
 
         def body() -> None:
             self._staging.upload()
-            host_actions.copy_(self._choose(), non_blocking=True)
+            for copy, chosen in zip(on_host, self._choose(), strict=True):
+                copy.copy_(chosen, non_blocking=True)
             if self._replay is not None:
                 self._replay.write(staged["positions"], staged["rows"], staged["sizes"])
 
@@ -259,13 +269,18 @@ class GraphedActions:
             self._replay.stage(host["positions"], host["rows"], host["sizes"])
         self._graph, _ = capture(body, self._device, changed=[])
 
-    def _choose(self) -> Tensor:
+    def _choose(self) -> tuple[Tensor, ...]:
+        """Return the actions, and the next memory of a recurrent policy."""
         staged = self._staging.device
         noise = self._pool.split({kind: staged[kind] for kind in self._pool.numbers})
         del noise[RANDOM]
         obs = staged["obs"] if self._lead else staged["obs"][0]
-        actions: Tensor = self._explore(self._state, obs, noise, staged["progress"])
-        return actions
+        inputs = self._state, obs, noise, staged["progress"]
+        if MEMORY not in staged:
+            return (self._explore(*inputs),)
+        memory = staged[MEMORY] if self._lead else staged[MEMORY][0]
+        actions, memory = self._explore(*inputs, memory)
+        return actions, memory
 
 
 class Staging:

@@ -27,6 +27,7 @@ from rl_training.execution.cuda_graphs import GraphedActions, GraphedProgram
 from rl_training.execution.execution import Execution
 from rl_training.execution.policy import NORMALIZER_PREFIX
 from rl_training.execution.programs import (
+    MEMORY,
     ORDER,
     RANDOM,
     ROWS,
@@ -429,7 +430,7 @@ class ActionChooser(Protocol):
         ...
 
     def memory(self, seed_index: int = 0) -> dict[str, np.ndarray] | None:
-        """What the exploration of a seed remembers, to be saved and restored; None if nothing."""
+        """What a seed remembers from step to step, to be saved and restored; None if nothing."""
         ...
 
     def load_memory(self, saved: Mapping[str, np.ndarray], seed_index: int = 0) -> None:
@@ -468,6 +469,10 @@ class Explorer:
             draws = {**draws, **self._memories[0].draws()}
         # Drawn on the host, to be copied to the device together with the observations.
         self.pool = RandomPool({**draws, RANDOM: Draw("uniform", random)}, generators, "cpu")
+        self._memory: np.ndarray | None = None
+        """What recurrent policies remember before their next actions"""
+        if size := learner.algorithms[0].memory_size:
+            self._memory = np.zeros((self.num_seeds, num_envs, size), np.float32)
         parts = ActionParts(
             learner.algorithms[0],
             learner.state,
@@ -511,13 +516,36 @@ class Explorer:
             rows = np.stack(
                 [normalizer.normalize(torch.tensor(raw)).numpy() for normalizer, raw in pairs]
             )
-        self._program.begin(rows, progress)
+        self._program.begin(rows, progress, self._memory)
+
+    @property
+    def remembered(self) -> np.ndarray | None:
+        """What recurrent policies remember, `(seeds * num_envs, memory_size)`; None for others.
+
+        Until `move_on`, it is what they remembered when they chose the last actions.
+        """
+        return None if self._memory is None else self._memory.reshape(-1, self._memory.shape[-1])
+
+    def move_on(self, begins: np.ndarray) -> None:
+        """Remember the last step too; nothing where an episode begins, `(seeds * num_envs,)`."""
+        after = self._program.memory
+        if self._memory is None or after is None:
+            return
+        self._memory[...] = after if self._population.width == 1 else after[self._occupied]
+        self._memory[begins.reshape(self._memory.shape[:2])] = 0.0
+
+    def forget(self, seed_index: int = 0) -> None:
+        """Remember nothing of the episodes of a seed, which restart."""
+        if self._memory is not None:
+            self._memory[seed_index - self._population.first_seed] = 0.0
 
     def memory(self, seed_index: int = 0) -> dict[str, np.ndarray] | None:
-        """What the exploration of a seed remembers, to be saved and restored; None if nothing."""
-        if not self._memories:
-            return None
-        return self._memories[seed_index - self._population.first_seed].state
+        """What a seed remembers from step to step, to be saved and restored; None if nothing."""
+        index = seed_index - self._population.first_seed
+        found = dict(self._memories[index].state) if self._memories else {}
+        if self._memory is not None:
+            found[MEMORY] = self._memory[index]
+        return found or None
 
     def load_memory(self, saved: Mapping[str, np.ndarray], seed_index: int = 0) -> None:
         """Restore what `memory` returned."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, overload
 
 import numpy as np
 import torch
@@ -34,13 +34,20 @@ from rl_training.types import BUFFERS, ActionKind, Json, SpaceInfo, State
 from rl_training.validation import StrictModel, validate
 
 if TYPE_CHECKING:
-    from rl_training.execution.policy_module import LeafInputs, PolicyModule
+    from rl_training.execution.policy_module import LeafInputs, PolicyLayers
 
 NORMALIZER_PREFIX = "normalizer."
 COPIES, SMALL = 8, 2**28
 """Copies of a saved tensor while it is loaded (its file, optimizer moments, target networks, ...),
 and the bytes from which their memory is checked"""
 MAX_CHOICES = 10**7
+NEEDS_STATE = (
+    "state: this policy is recurrent; begin an episode with "
+    "action, state = predict(obs, episode_start=True), and continue it with "
+    "action, state = predict(obs, state=state)"
+)
+EpisodeStart = bool | Sequence[bool] | np.ndarray
+"""Whether an episode begins, for all observations or for each one of a batch"""
 ROOM_FACTOR, ROOM = 4, 2**16
 """A saved policy may have this many parameters per saved number, and this many besides: algorithms
 may have networks that are not saved with the policy"""
@@ -77,13 +84,37 @@ class Policy:
         """How many actions the policy chooses at once, to be executed one after another."""
         return self.algorithm.action_chunk
 
+    @property
+    def memory_size(self) -> int:
+        """Numbers that the policy remembers from step to step of an episode; 0 if nothing."""
+        return self.algorithm.memory_size
+
+    def initial_state(self, number: int | None = None) -> np.ndarray:
+        """Return the state of an episode that begins: zeros.
+
+        It is `(memory_size,)` for one observation, and `(number, memory_size)` for a batch of that
+        many.
+        """
+        lead = () if number is None else (number,)
+        return np.zeros((*lead, self.memory_size), np.float32)
+
     def act(self, obs: np.ndarray, *, explore: bool = False) -> np.ndarray:
         """Return actions in model units for observations `(batch, obs_dim)`.
 
         The actions of a chunk are side by side, as critics take them.
         """
+        return self.act_and_remember(obs, None, explore=explore)[0]
+
+    def act_and_remember(
+        self, obs: np.ndarray, memory: np.ndarray | None, *, explore: bool = False
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return actions, as `act` does, and what a recurrent policy remembers after them.
+
+        `memory` is what it remembers so far, `(batch, memory_size)`.
+        """
         with torch.inference_mode():
-            algorithm, inputs = self.algorithm, self._inputs(obs)
+            algorithm = self.algorithm
+            inputs, memory = self.remember(self._inputs(obs), memory)
             if explore:
                 noise = draw_noise(algorithm.exploration_noise(len(obs)), self._generator)
                 progress = torch.ones((), device=algorithm.device)
@@ -91,22 +122,120 @@ class Policy:
             else:
                 actions = algorithm.act(algorithm.state, inputs)
             result: np.ndarray = actions.cpu().numpy()
-            return result
+            return result, memory
 
-    def predict(self, obs: Any, *, deterministic: bool = True) -> np.ndarray:
+    def remember(
+        self, inputs: torch.Tensor, memory: np.ndarray | None
+    ) -> tuple[torch.Tensor, np.ndarray | None]:
+        """Return what actions depend on, and the next memory of a recurrent policy.
+
+        `inputs` are observations as the networks take them.
+        """
+        if not self.memory_size:
+            return inputs, memory
+        if memory is None:
+            raise UserError(NEEDS_STATE)
+        algorithm = self.algorithm
+        given = torch.tensor(memory, dtype=torch.float32).to(algorithm.device)
+        inputs, after = algorithm.remember(algorithm.state, inputs, given)
+        return inputs, after.cpu().numpy()
+
+    @overload
+    def predict(
+        self, obs: Any, *, deterministic: bool = ..., state: None = ..., episode_start: None = ...
+    ) -> np.ndarray: ...
+
+    @overload
+    def predict(
+        self,
+        obs: Any,
+        *,
+        deterministic: bool = ...,
+        state: np.ndarray,
+        episode_start: EpisodeStart | None = ...,
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+    @overload
+    def predict(
+        self,
+        obs: Any,
+        *,
+        deterministic: bool = ...,
+        state: np.ndarray | None = ...,
+        episode_start: EpisodeStart,
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+    def predict(
+        self,
+        obs: Any,
+        *,
+        deterministic: bool = True,
+        state: np.ndarray | None = None,
+        episode_start: EpisodeStart | None = None,
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Return actions in environment units for one observation or a batch of observations.
 
         With an `action_chunk` above 1, an action has a leading axis of that length.
+
+        With `state` or `episode_start`, return the actions and the next state, which a recurrent
+        policy needs. Its first call has `episode_start=True` and the following ones the `state`
+        that the one before returned. With both, `episode_start` says for which observations of a
+        batch an episode begins, whose state is then not used. The state of a policy that is not
+        recurrent has no numbers.
         """
         rows, is_batch = self._rows_of(obs)
         if not self.spaces.observation.are_finite(rows):
             raise UserError("obs contains NaN or infinite values")
-        actions = self.act_in_environment(rows, explore=not deterministic)
-        return actions if is_batch else actions[0]
+        memory = self._memory_of(state, episode_start, len(rows) if is_batch else None)
+        chosen, after = self.act_and_remember(rows, memory, explore=not deterministic)
+        actions = self._in_environment_units(chosen)
+        if after is None:
+            return actions if is_batch else actions[0]
+        return (actions, after) if is_batch else (actions[0], after[0])
 
-    def act_in_environment(self, rows: np.ndarray, *, explore: bool = False) -> np.ndarray:
-        """Return actions in environment units for observation rows `(batch, obs_dim)`."""
-        return self._in_environment_units(self.act(rows, explore=explore))
+    def _memory_of(self, state: Any, episode_start: Any, number: int | None) -> np.ndarray | None:
+        """Return the memory `(batch, memory_size)` of a state; `number` is that of a batch.
+
+        None if neither state nor starts are given.
+        """
+        if state is None and episode_start is None:
+            if self.memory_size:
+                raise UserError(NEEDS_STATE)
+            return None
+        starts = np.asarray(False if episode_start is None else episode_start)
+        initial = self.initial_state(number)
+        if starts.shape not in ((), initial.shape[:-1]) or starts.dtype != np.bool_:
+            raise UserError(
+                "episode_start must be True, False, or one of them for each observation of a batch"
+            )
+        if state is None:
+            if not starts.all():
+                raise UserError(NEEDS_STATE)
+            return np.atleast_2d(initial)
+        try:
+            memory = np.array(state, np.float32)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"state must be an array of numbers ({error})") from None
+        if memory.shape != initial.shape:
+            raise UserError(
+                f"state has shape {memory.shape}, but these observations need {initial.shape}: "
+                "their number stays the same from step to step; use what the step before "
+                "returned, or episode_start=True to begin"
+            )
+        if not np.isfinite(memory).all():
+            raise UserError("state contains NaN or infinite values")
+        memory[starts] = 0.0
+        return np.atleast_2d(memory)
+
+    def act_in_environment(
+        self, rows: np.ndarray, memory: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return actions in environment units for observation rows `(batch, obs_dim)`.
+
+        They are followed by what a recurrent policy that remembers `memory` remembers after them.
+        """
+        actions, after = self.act_and_remember(rows, memory)
+        return self._in_environment_units(actions), after
 
     def rows_of_leaves(self, leaves: Sequence[np.ndarray]) -> np.ndarray:
         """Return observation rows of a batch of the leaves that actions depend on, in order."""
@@ -136,19 +265,21 @@ class Policy:
             )
         return np.atleast_2d(array), array.ndim == 2
 
-    def sample(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Return actions in environment units, sampled with given noise.
+    def sample(
+        self, obs: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the same as `act_in_environment`, with actions that are sampled with given noise.
 
         `obs` is `(batch, obs_dim)` and `noise` is what `exploration_noise` of the algorithm says.
         Its policy must be a distribution: its `why_deterministic` is None.
         """
         algorithm = self.algorithm
         with torch.inference_mode():
-            inputs = self._inputs(obs)
+            inputs, memory = self.remember(self._inputs(obs), memory)
             drawn = {"action": torch.tensor(noise, dtype=torch.float32, device=algorithm.device)}
             progress = torch.ones((), device=algorithm.device)
             actions = algorithm.explore(algorithm.state, inputs, drawn, progress)
-        return self._in_environment_units(actions.cpu().numpy())
+        return self._in_environment_units(actions.cpu().numpy()), memory
 
     def action_values(self, obs: np.ndarray) -> np.ndarray | None:
         """Return the value of each discrete action `(batch, actions)`; None if there are none."""
@@ -179,20 +310,23 @@ class Policy:
 
     def player(self, num_envs: int) -> Player:
         """Return what acts with this policy in parallel environments, step by step."""
+        if self.memory_size:
+            return RecurrentPlayer(self, num_envs)
         return Player(self) if self.action_chunk == 1 else OpenLoopPlayer(self, num_envs)
 
     @property
-    def module(self) -> PolicyModule | LeafInputs:
+    def module(self) -> PolicyLayers | LeafInputs:
         """A `torch.nn.Module` that maps observations to deterministic actions.
 
         Observations `(batch, obs_dim)` and actions are in environment units, as in `predict`. If an
         observation is not one vector, its parts that the actions depend on are separate inputs.
-        Chunks of actions are `(batch, action_chunk, ...)`.
+        Chunks of actions are `(batch, action_chunk, ...)`. The module of a recurrent policy also
+        takes the state `(batch, memory_size)`, after the observations, and also returns the next.
         Every access returns a new copy; changing or moving it does not change the policy.
         """
-        from rl_training.execution.policy_module import LeafInputs, PolicyModule
+        from rl_training.execution.policy_module import LeafInputs, policy_module
 
-        module = PolicyModule(self.algorithm, self.spaces, self.normalizer)
+        module = policy_module(self.algorithm, self.spaces, self.normalizer)
         observation = self.spaces.observation
         if observation.is_vector:
             return module
@@ -355,12 +489,38 @@ class Player:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
+    @property
+    def memory(self) -> np.ndarray | None:
+        """What a recurrent policy remembers, `(num_envs, memory_size)`; None for others."""
+        return None
+
     def act(self, obs: np.ndarray) -> np.ndarray:
         """Return the next actions `(num_envs, ...)` in model units."""
         return self.policy.act(obs)
 
     def end(self, ended: np.ndarray) -> None:
         """Note whose episode is over, `(num_envs,)` bool; each action is chosen anew anyway."""
+
+
+class RecurrentPlayer(Player):
+    """Remembers the episodes that are played."""
+
+    def __init__(self, policy: Policy, num_envs: int) -> None:
+        super().__init__(policy)
+        self._memory = policy.initial_state(num_envs)
+
+    @property
+    def memory(self) -> np.ndarray:
+        return self._memory
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        actions, after = self.policy.act_and_remember(obs, self._memory)
+        assert after is not None
+        self._memory = after
+        return actions
+
+    def end(self, ended: np.ndarray) -> None:
+        self._memory = np.where(ended[:, None], np.float32(0), self._memory)
 
 
 class OpenLoopPlayer(Player):

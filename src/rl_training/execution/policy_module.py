@@ -78,8 +78,26 @@ class PolicyLayers(nn.Module):
         """Return actions in the units of the model."""
         return algorithm.act(state, obs)
 
+    def _remember_and_choose(
+        self, algorithm: Algorithm, state: State, obs: Tensor, memory: Tensor, *others: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return actions in the units of the model, and the next memory."""
+        inputs, memory = algorithm.remember(state, obs, memory)
+        return self._choose(algorithm, state, inputs, *others), memory
+
     def _actions(self, obs: Tensor, *others: Tensor) -> Tensor:
-        chosen = self._choose(self._algorithm, self._state(), self._normalized(obs), *others)
+        state, inputs = self._state(), self._normalized(obs)
+        return self._shaped(self._choose(self._algorithm, state, inputs, *others))
+
+    def _actions_and_memory(
+        self, obs: Tensor, memory: Tensor, *others: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        state, inputs = self._state(), self._normalized(obs)
+        chosen, after = self._remember_and_choose(self._algorithm, state, inputs, memory, *others)
+        return self._shaped(chosen), after
+
+    def _shaped(self, chosen: Tensor) -> Tensor:
+        """Return actions as the environment takes them."""
         if self._chunk > 1:
             chosen = chosen.reshape(*chosen.shape[:-1], self._chunk, -1)
         scaled = self._in_environment_units(chosen)
@@ -124,7 +142,11 @@ class PolicyLayers(nn.Module):
         draws = algorithm.exploration_noise(1).values()
         noise = [torch.zeros(draw.shape, device=algorithm.device) for draw in draws]
         with torch.inference_mode():
-            self._choose(algorithm, Watched(algorithm.state), obs, *noise)
+            if size := algorithm.memory_size:
+                memory = torch.zeros(1, size, device=algorithm.device)
+                self._remember_and_choose(algorithm, Watched(algorithm.state), obs, memory, *noise)
+            else:
+                self._choose(algorithm, Watched(algorithm.state), obs, *noise)
         return names
 
 
@@ -157,6 +179,40 @@ class SampledPolicyModule(PolicyLayers):
     def _choose(self, algorithm: Algorithm, state: State, obs: Tensor, *others: Tensor) -> Tensor:
         (noise,) = others
         return algorithm.explore(state, obs, {"action": noise}, noise.new_ones(()))
+
+
+class RecurrentPolicyModule(PolicyLayers):
+    """Same as `PolicyModule`, with the state `(batch, memory_size)` as input and output.
+
+    It is zero at the start of an episode.
+    """
+
+    def forward(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self._actions_and_memory(obs, state)
+
+
+class SampledRecurrentPolicyModule(SampledPolicyModule):
+    """Same as `SampledPolicyModule`, with the state as second input and as output."""
+
+    def forward(  # type: ignore[override]
+        self, obs: Tensor, state: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._actions_and_memory(obs, state, noise)
+
+
+def policy_module(
+    algorithm: Algorithm,
+    spaces: SpaceInfo,
+    normalizer: ObservationNormalizer | None,
+    *,
+    stochastic: bool = False,
+) -> PolicyLayers:
+    """Return the module that maps observations to actions, and the state if there is one."""
+    kinds: tuple[type[PolicyLayers], type[PolicyLayers]]
+    kinds = PolicyModule, SampledPolicyModule
+    if algorithm.memory_size:
+        kinds = RecurrentPolicyModule, SampledRecurrentPolicyModule
+    return kinds[stochastic](algorithm, spaces, normalizer)
 
 
 class LeafInputs(nn.Module):

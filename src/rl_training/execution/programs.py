@@ -32,6 +32,10 @@ RANDOM = "explorer.random_action"
 """Name of the random numbers from which uniformly random actions are computed"""
 
 
+MEMORY = "explorer.memory"
+"""Name of what recurrent policies remember"""
+
+
 @dataclass(frozen=True)
 class Population:
     """The seeds of one program: each seed has a slot on a leading axis of every tensor.
@@ -196,11 +200,23 @@ class ActionParts:
     """Environments per seed, and size of an observation"""
 
 
+def explore_program(algorithm: Algorithm, population: Population) -> Callable[..., Any]:
+    """Return what chooses the actions of all slots; if they remember, with the next memory."""
+    remembers = algorithm.memory_size > 0
+    return population.over_slots(algorithm.explore_and_remember if remembers else algorithm.explore)
+
+
 class ActionProgram(Protocol):
     """A way to execute `Algorithm.explore` for all slots, with the pool's current numbers."""
 
-    def begin(self, obs: np.ndarray, progress: float) -> None:
-        """Start choosing actions for observations `(seeds, num_envs, obs_dim)`."""
+    memory: np.ndarray | None
+    """What a recurrent policy remembers after the last actions, for all slots"""
+
+    def begin(self, obs: np.ndarray, progress: float, memory: np.ndarray | None = None) -> None:
+        """Start choosing actions for observations `(seeds, num_envs, obs_dim)`.
+
+        `memory`, `(seeds, num_envs, memory_size)`, is what a recurrent policy remembers.
+        """
         ...
 
     def finish(self) -> np.ndarray:
@@ -226,7 +242,7 @@ class DirectActions:
     def __init__(self, parts: ActionParts, *, compiled: bool) -> None:
         algorithm, population = parts.algorithm, parts.population
         self._state, self._device = parts.state, algorithm.device
-        explore = population.over_slots(algorithm.explore)
+        explore = explore_program(algorithm, population)
         self._explore = compile_program(explore, self._device) if compiled else explore
         self._pool, self._lead = parts.pool, population.leading_shape
         self._occupied = population.occupied if self._lead else ...
@@ -236,11 +252,18 @@ class DirectActions:
             torch.zeros(self._lead),
         )
         self._obs_array, self._progress_array = self._obs.numpy(), self._progress.numpy()
+        self.memory: np.ndarray | None = None
+        self._remembered: list[Tensor] = []
+        """What a recurrent policy remembers before the actions; empty for others"""
+        if size := algorithm.memory_size:
+            self._remembered = [torch.zeros(*self._lead, parts.obs_shape[0], size)]
 
     @torch.no_grad()
-    def begin(self, obs: np.ndarray, progress: float) -> None:
+    def begin(self, obs: np.ndarray, progress: float, memory: np.ndarray | None = None) -> None:
         self._obs_array[self._occupied] = obs if self._lead else obs[0]
         self._progress_array[...] = progress
+        if memory is not None:
+            self._remembered[0].numpy()[self._occupied] = memory if self._lead else memory[0]
         self._actions = self._choose()
 
     def finish(self) -> np.ndarray:
@@ -256,11 +279,16 @@ class DirectActions:
     def _choose(self) -> np.ndarray:
         noise = self._pool.current_noise()
         del noise[RANDOM]
-        inputs = self._obs, noise, self._progress
+        inputs = self._obs, noise, self._progress, *self._remembered
         if self._device.type != "cpu":
             on_device = {name: numbers.to(self._device) for name, numbers in noise.items()}
-            inputs = self._obs.to(self._device), on_device, self._progress.to(self._device)
-        actions: np.ndarray = self._explore(self._state, *inputs).cpu().numpy()
+            others = (part.to(self._device) for part in (self._progress, *self._remembered))
+            inputs = self._obs.to(self._device), on_device, *others
+        chosen = self._explore(self._state, *inputs)
+        if self._remembered:
+            chosen, memory = chosen
+            self.memory = memory.cpu().numpy()
+        actions: np.ndarray = chosen.cpu().numpy()
         return actions
 
 

@@ -11,7 +11,13 @@ from torch import Tensor
 from rl_training.algorithms.base import Draw
 from rl_training.data.transforms import normalize
 from rl_training.execution.learner import Learner, compile_stoppable
-from rl_training.execution.programs import RANDOM, compile_program, is_uncompiled
+from rl_training.execution.programs import (
+    MEMORY,
+    RANDOM,
+    compile_program,
+    explore_program,
+    is_uncompiled,
+)
 from rl_training.execution.random_streams import RandomPool
 from rl_training.types import Noise, SpaceInfo, State
 
@@ -49,7 +55,12 @@ class TensorExplorer:
         lead = population.leading_shape
         self._obs = torch.zeros(*lead, num_envs, spaces.obs_dim, device=self._device)
         self._progress = torch.zeros(lead, device=self._device)
-        explore, compiled = population.over_slots(algorithm.explore), learner.execution.compiled
+        self._memory: Tensor | None = None
+        """What recurrent policies remember before their next actions"""
+        if size := algorithm.memory_size:
+            self._memory = torch.zeros(*lead, num_envs, size, device=self._device)
+            self._memory_after = torch.zeros_like(self._memory)
+        explore, compiled = explore_program(algorithm, population), learner.execution.compiled
         self._explore = compile_program(explore, self._device) if compiled else explore
 
     def needs_compiling(self) -> bool:
@@ -96,8 +107,42 @@ class TensorExplorer:
         if self._normalization is not None:
             obs = normalize(obs, self._normalization[0], self._normalization[1])
         used = {name: numbers for name, numbers in noise.items() if name != RANDOM}
-        actions: Tensor = self._explore(self._state, obs, used, self._progress)
+        inputs = self._state, obs, used, self._progress
+        if self._memory is None:
+            actions: Tensor = self._explore(*inputs)
+            return actions
+        actions, after = self._explore(*inputs, self._memory)
+        self._memory_after.copy_(after)
         return actions
+
+    @property
+    def remembered(self) -> Tensor | None:
+        """What recurrent policies remember, `(seeds * num_envs, memory_size)`; None for others.
+
+        Until `move_on`, it is what they remembered when they chose the last actions.
+        """
+        return None if self._memory is None else self._of_seeds(self._memory)
+
+    def move_on(self, begins: Tensor) -> None:
+        """Remember the last step too; nothing where an episode begins, `(seeds * num_envs,)`."""
+        if self._memory is None:
+            return
+        after = torch.where(begins[:, None], 0.0, self._of_seeds(self._memory_after))
+        if self._is_alone:
+            self._memory.copy_(after)
+        else:
+            own = after.view(self.num_seeds, *self._memory.shape[1:])
+            self._memory.index_copy_(0, self._slots, own)
+
+    def remembered_by(self, seed_index: int) -> State:
+        """What the recurrent policy of a seed remembers, to be changed in place; empty for others.
+
+        It belongs to the worlds of the seed, and is saved with them.
+        """
+        if self._memory is None:
+            return {}
+        slot = self._slot_of_seed[seed_index - self._first_seed]
+        return {MEMORY: self._memory if self._is_alone else self._memory[slot]}
 
     def _random_actions(self, uniform: Tensor) -> Tensor:
         if self._spaces.is_continuous:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal, Protocol
@@ -14,6 +15,7 @@ from rl_training.models.choice_heads import choice_head
 from rl_training.models.mlp import Network
 from rl_training.models.network_plan import LayerOptions, NetworkPlan
 from rl_training.models.networks import EncodedNetwork
+from rl_training.models.recurrent import RecurrentNetwork
 from rl_training.observations import ObservationSpec
 from rl_training.types import ActionSpec
 
@@ -87,7 +89,8 @@ class MLPPPOModel(nn.Module):
     """An actor and the value of states, for actions of any kind.
 
     The two networks are separate. With `shared_encoder` the encoder of observations belongs to
-    both: unlike in methods with a replay buffer, both losses train it.
+    both: unlike in methods with a replay buffer, both losses train it. So does a recurrent layer
+    with its encoder: actor and critic are then networks on its outputs.
     """
 
     def __init__(
@@ -102,6 +105,8 @@ class MLPPPOModel(nn.Module):
         initialization: str = "orthogonal",
         actor_output_scale: float = 0.01,
         initial_log_std: float = 0.0,
+        recurrent: str = "none",
+        recurrent_size: int = 64,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -109,7 +114,7 @@ class MLPPPOModel(nn.Module):
         if isinstance(actions, int):
             actions = ActionSpec("continuous", actions)
         self.obs_dim, self.action_dim = plan.observation.size, actions.size
-        self.shares_encoder = plan.shares_encoder
+        self.shares_encoder = plan.shares_encoder and recurrent == "none"
         self.head: PolicyHead = (
             UnboundedGaussianHead() if actions.kind == "continuous" else choice_head(actions)
         )
@@ -122,18 +127,15 @@ class MLPPPOModel(nn.Module):
             **options,
             "free_parameters": self.head.free_parameters(actions.size),
         }
-        self.actor = plan.build(
-            "actor",
-            hidden_sizes if actor_hidden_sizes is None else actor_hidden_sizes,
-            self.head.outputs(actions.size),
-            **policy,
-        )
-        self.critic = plan.build(
-            "critic",
-            hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes,
-            1,
-            **options,
-        )
+        actor_sizes = hidden_sizes if actor_hidden_sizes is None else actor_hidden_sizes
+        critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        build = plan.build
+        self.memory: Network | None = None
+        if recurrent != "none":
+            self.memory = _recurrent_network(plan, recurrent, recurrent_size, options)
+            build = functools.partial(plan.build_on, recurrent_size)
+        self.actor = build("actor", actor_sizes, self.head.outputs(actions.size), **policy)
+        self.critic = build("critic", critic_sizes, 1, **options)
         self._set_initial_policy(actor_output_scale, initial_log_std)
 
     @torch.no_grad()
@@ -178,6 +180,41 @@ class MLPPPOModel(nn.Module):
             values = self.critic.decode(inputs, critic).squeeze(-1)
         return *self.head.log_probs_and_entropy(self.actor, inputs, actions, actor), values
 
+    def remember(
+        self, obs: Tensor, memory: Tensor, vector: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what actor and critic take instead of observations, and the next memory."""
+        layer, inputs, parameters = self._recurrent_inputs(obs, vector)
+        memory = layer.step(inputs, memory, parameters)
+        return layer.outputs(memory), memory
+
+    def rebuild(
+        self, obs: Tensor, memory: Tensor, ended: Tensor, vector: Tensor | None = None
+    ) -> Tensor:
+        """Return what actor and critic take for the steps of sequences, `(steps * batch, size)`.
+
+        `obs` has the first steps of all sequences, then the second ones, and so on. `memory` is
+        that of the first steps, `(batch, memory_size)`. `ended` says after which steps an episode
+        ended: it is not zero there.
+        """
+        layer, inputs, parameters = self._recurrent_inputs(obs, vector)
+        ends = ended.view(-1, len(memory))
+        # The stored memory is zero already if an episode begins with the first step.
+        continues = torch.cat([torch.ones_like(ends[:1]), (ends[:-1] == 0).to(ends.dtype)])
+        outputs = layer.unroll(inputs.reshape(*ends.shape, -1), memory, continues, parameters)
+        return outputs.flatten(0, 1)
+
+    def _recurrent_inputs(
+        self, obs: Tensor, vector: Tensor | None
+    ) -> tuple[RecurrentNetwork, Tensor, Tensor | None]:
+        """Return the recurrent layer, and its inputs and parameters."""
+        network = self.memory
+        if isinstance(network, EncodedNetwork):
+            assert isinstance(network.head, RecurrentNetwork)
+            return network.head, *network.head_inputs(obs, vector)
+        assert isinstance(network, RecurrentNetwork)
+        return network, obs, vector
+
     def actions(
         self, obs: Tensor, *, noise: Tensor | None = None, actor: Tensor | None = None
     ) -> Tensor:
@@ -189,3 +226,22 @@ class MLPPPOModel(nn.Module):
     ) -> Tensor:
         """Return log-probabilities `(batch,)` of given actions."""
         return self.head.log_probs(self.actor, obs, actions, actor)
+
+
+def _recurrent_network(plan: NetworkPlan, kind: str, size: int, options: LayerOptions) -> Network:
+    """Build a recurrent layer on observations, or on what an encoder makes of them."""
+
+    def make(
+        inputs: int,
+        hidden_sizes: Sequence[int],
+        outputs: int,
+        *,
+        initialization: str,
+        generator: torch.Generator | None,
+        **others: object,
+    ) -> Network:
+        return RecurrentNetwork(
+            kind, inputs, outputs, initialization=initialization, generator=generator
+        )
+
+    return plan.build("memory", (), size, make=make, **options)

@@ -105,6 +105,17 @@ class NetworkPlan:
             head = self._head(part, inputs, hidden_sizes, outputs, make, **options)
         return EncodedNetwork(self.observation, self.leaves(part), encoder, head)
 
+    def build_on(
+        self,
+        inputs: int,
+        part: str,
+        hidden_sizes: Sequence[int],
+        outputs: int,
+        **options: Unpack[LayerOptions],
+    ) -> Network:
+        """Build a network on numbers that another network makes of observations."""
+        return self._head(part, inputs, hidden_sizes, outputs, None, **options)
+
     def encodes(self, part: str) -> bool:
         """Whether a network needs an encoder to read observations."""
         is_custom = self.custom is not None and self.custom.defines("encoder")

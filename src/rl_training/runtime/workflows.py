@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -49,7 +49,7 @@ from rl_training.evaluation.offline import (
     OfflineEvaluation,
     evaluate_on_data,
 )
-from rl_training.execution.policy import Policy
+from rl_training.execution.policy import EpisodeStart, Policy
 from rl_training.execution.random_streams import Stream, stream_seed
 from rl_training.models.custom_networks import given_networks
 from rl_training.reporting.progress import progress_callback, with_progress
@@ -78,6 +78,7 @@ __all__ = [
     "FQE_UPDATES",
     "HELD_OUT",
     "Arrays",
+    "EpisodeStart",
     "Format",
     "JobResult",
     "JobStatus",
@@ -370,17 +371,65 @@ def _play_fresh_episodes(
     return replace(found, seed=seed)
 
 
+@overload
 def predict_checkpoint(
-    path: str | Path, obs: Any, *, deterministic: bool = True, networks: object = None
-) -> np.ndarray:
+    path: str | Path,
+    obs: Any,
+    *,
+    deterministic: bool = ...,
+    state: None = ...,
+    episode_start: None = ...,
+    networks: object = ...,
+) -> np.ndarray: ...
+
+
+@overload
+def predict_checkpoint(
+    path: str | Path,
+    obs: Any,
+    *,
+    deterministic: bool = ...,
+    state: np.ndarray,
+    episode_start: EpisodeStart | None = ...,
+    networks: object = ...,
+) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+@overload
+def predict_checkpoint(
+    path: str | Path,
+    obs: Any,
+    *,
+    deterministic: bool = ...,
+    state: np.ndarray | None = ...,
+    episode_start: EpisodeStart,
+    networks: object = ...,
+) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+def predict_checkpoint(
+    path: str | Path,
+    obs: Any,
+    *,
+    deterministic: bool = True,
+    state: np.ndarray | None = None,
+    episode_start: EpisodeStart | None = None,
+    networks: object = None,
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """Return actions in environment units for one observation or a batch.
 
     With the setting `action_chunk`, an action has a leading axis of that length.
+    With `state` or `episode_start`, return the actions and the next state. A recurrent policy needs
+    one of them: `episode_start=True` in the first step of an episode, and then the `state` that the
+    step before returned.
     The environment does not have to be installed. `networks` is the class of your own networks, if
     the policy was trained with one.
     """
     with given_networks(networks):
-        return cached_policy(path).predict(obs, deterministic=deterministic)
+        policy = cached_policy(path)
+        return policy.predict(
+            obs, deterministic=deterministic, state=state, episode_start=episode_start
+        )
 
 
 def record_video(

@@ -12,6 +12,7 @@ from rl_training.algorithms.hyperparameters import (
     MixedHyperparameters,
     RolloutHyperparameters,
     action_chunk,
+    memory_size,
     priority_exponent,
     return_after_truncation,
 )
@@ -215,7 +216,13 @@ def build_source(
         return dataset
     chosen = config.algo_kwargs
     if isinstance(chosen, RolloutHyperparameters):
-        return Rollouts(replay, chosen.batch_size, chosen.epochs)
+        return Rollouts(
+            replay,
+            chosen.minibatch_size(replay.capacity),
+            chosen.epochs,
+            sequence_steps=chosen.sequence_steps,
+            num_envs=config.num_envs,
+        )
     if dataset is None:
         return replay
     return Mixture(replay, dataset, mixed_hyperparameters(config).offline_batch_ratio)
@@ -415,6 +422,7 @@ def build_replay(
         priority_exponent=priority_exponent(config.algo_kwargs),
         returns=return_after_truncation(config.algo_kwargs) is not None,
         ended=isinstance(config.algo_kwargs, RolloutHyperparameters),
+        memory=memory_size(config.algo_kwargs),
         hindsight=hindsight,
         num_envs=config.num_envs,
     )

@@ -95,6 +95,8 @@ class Collector:
         self._environment = environment
         self._explorers, self._replays = list(explorers), list(replays)
         self._sizes = [explorer.num_seeds for explorer in explorers]
+        self._fills_rollouts = rollout_steps is not None
+        self._remembers = explorers[0].remembered is not None
         self._normalizers, self._scalers = normalizers, scalers
         self._rewards = None if rewards == RewardTransform() else rewards
         self._with_returns = with_returns
@@ -266,6 +268,8 @@ class Collector:
             rows, environments = self._accumulator.add(
                 obs, actions, reward, step.terminated, step.truncated, step.next_obs, active
             )
+        if self._remembers:
+            rows = self._with_memory(rows)
         is_summed = rows.reward is not reward
         if (
             not all_finite(reward)
@@ -287,6 +291,21 @@ class Collector:
         for end in step.episodes:
             episode = end.episode_return, end.length, end.success
             self._episodes[end.env_index // self.num_envs].append(episode)
+
+    def _with_memory(self, rows: Transitions) -> Transitions:
+        """Add what recurrent policies remembered to the rows of a rollout, and remember the step.
+
+        An episode begins after every row that says that its own ended, or that it was lost.
+        """
+        parts = [explorer.remembered for explorer in self._explorers]
+        known = [part.copy() for part in parts if part is not None]
+        assert rows.ended is not None, "recurrent policies learn from rollouts"
+        first = 0
+        for explorer, part in zip(self._explorers, known, strict=True):
+            last = first + len(part)
+            explorer.move_on(rows.ended[first:last] > 0)
+            first = last
+        return rows._replace(memory=np.concatenate(known))
 
     def _observe_returns(
         self,
@@ -342,15 +361,16 @@ class Collector:
             self._relabeller.drop(lost)
         for index in np.flatnonzero(lost).tolist():
             self._lost_episodes[index // self.num_envs] += 1
-            self._interrupt(index // self.num_envs)
+            if not self._fills_rollouts:  # a rollout gets a row that says which episode was lost
+                self._interrupt(index // self.num_envs)
 
     def _interrupt(self, seed_index: int) -> None:
         """Tell the replay buffer of a seed that its next rows do not continue its episodes."""
-        first = 0
-        for replay, size in zip(self._replays, self._sizes, strict=True):
-            if first <= seed_index < first + size:
-                replay.interrupt(seed_index)
-            first += size
+        self._replays[self._program_of(seed_index)].interrupt(seed_index)
+
+    def _program_of(self, seed_index: int) -> int:
+        """The position of the explorer and the replay buffer of a seed."""
+        return int(np.searchsorted(np.cumsum(self._sizes), seed_index, side="right"))
 
     def why_lost(self, seed_index: int = 0) -> str | None:
         """Why a seed lost an episode in this process; None if it lost none."""
@@ -485,9 +505,10 @@ class Collector:
                 self._obs = np.zeros(shape, dtype=np.float32)
             self._obs[rows] = self._environment.restore(state["environment"], seed_index)
         # Environments without a snapshot restart their episode, so no n-step rewards are pending,
-        # and no actions of a chunk.
+        # no actions of a chunk, and nothing is remembered.
         if self.at_episode_boundary(seed_index):
             self._interrupt(seed_index)
+            self._explorers[self._program_of(seed_index)].forget(seed_index)
         elif self._with_returns is None:
             self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]), rows)
             if self._queue is not None:

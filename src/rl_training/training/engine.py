@@ -54,7 +54,7 @@ class UpdateSchedule:
         chosen = config.hyperparameters
         if isinstance(chosen, RolloutHyperparameters):
             rows = chosen.rollout_steps * config.num_envs
-            return cls(0, rows, chosen.epochs * (rows // min(chosen.batch_size, rows)))
+            return cls(0, rows, chosen.epochs * (rows // chosen.minibatch_size(rows)))
         if config.resolved_regime == "offline" or not isinstance(chosen, OnlineHyperparameters):
             return cls()
         return cls(

@@ -133,6 +133,12 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
             f"{now!r}, which would change the function; set activation: {was}"
         )
     both = [each.algorithm.hyperparameters for each in (policy, trained)]
+    layer, trained_layer = (getattr(each, "recurrent", "none") for each in both)
+    if layer != trained_layer:
+        raise ConfigError(
+            f"init_from = {path!r}: was trained with recurrent = {trained_layer!r}, but this run "
+            f"uses {layer!r}; use the same recurrent layer, or train without init_from"
+        )
     # Critics of different kinds are not taken over, so that their values need not agree.
     are_alike = all(getattr(each, "num_atoms", 1) > 1 for each in both)
     are_alike |= policy.algorithm_name == trained.algorithm_name

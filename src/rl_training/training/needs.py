@@ -12,6 +12,7 @@ from rl_training.algorithms.hyperparameters import (
     OnlineHyperparameters,
     RolloutHyperparameters,
     action_chunk,
+    memory_size,
     priority_exponent,
     return_after_truncation,
 )
@@ -167,6 +168,7 @@ def memory_needs(
             needed += (
                 FLOAT_BYTES * capacity * sum(Rollouts.widths(spaces.observation, spaces.actions))
             )
+            needed += FLOAT_BYTES * capacity // chosen.sequence_steps * chosen.memory_size
         needs[key] = needed * len(configs) // slots
     return {key: slots * needed for key, needed in needs.items()}
 
@@ -219,7 +221,8 @@ def replay_bytes(
     returns = return_after_truncation(config.algo_kwargs) is not None
     actions = spaces.actions.chunks_of(action_chunk(config.algo_kwargs))
     ended = isinstance(config.algo_kwargs, RolloutHyperparameters)
-    columns = RowColumns(spaces.observation, actions, frames, returns, ended)
+    memory = memory_size(config.algo_kwargs)
+    columns = RowColumns(spaces.observation, actions, frames, returns, ended, memory)
     return columns.row_bytes * transitions + of_frames
 
 

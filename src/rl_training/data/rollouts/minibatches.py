@@ -31,13 +31,25 @@ class Rollouts:
     A block of updates goes through these calls: `all_rows` and `keep` once, `shuffle` once per
     epoch, `seek` and `draw` once per update. They use only device tensors. What minibatches need is
     copied to a table, with observations normalized already, so that a minibatch is one gather.
+
+    The minibatches of recurrent policies are made of sequences: of consecutive steps of one
+    environment.
     """
 
-    def __init__(self, storage: ReplayBuffer, batch_size: int, num_epochs: int) -> None:
+    def __init__(
+        self,
+        storage: ReplayBuffer,
+        batch_size: int,
+        num_epochs: int,
+        *,
+        sequence_steps: int = 1,
+        num_envs: int = 1,
+    ) -> None:
         """A rollout with fewer than `batch_size` transitions is one minibatch.
 
         If the size of a rollout is no multiple of `batch_size`, each epoch leaves out the rest,
-        which are other transitions every time.
+        which are other transitions every time. `batch_size` must be a multiple of `sequence_steps`,
+        and the steps of each of `num_envs` environments as well.
         """
         self.storage, rows = storage, storage.capacity
         self.batch_size = min(batch_size, rows)
@@ -45,9 +57,14 @@ class Rollouts:
         self.updates_per_rollout = num_epochs * self.num_minibatches
         lead, device = storage.sizes.shape[:1], storage.device
         self._positions = torch.arange(rows, device=device).expand(*lead, rows)
-        self._steps = (torch.arange(rows, device=device) + 1) * GOLDEN
-        self.order = self._positions.clone()
-        """The positions of all rows in the order in which minibatches take them"""
+        sequences = rows // sequence_steps
+        self._steps = (torch.arange(sequences, device=device) + 1) * GOLDEN
+        self.order = self._positions[..., :sequences].clone()
+        """The numbers of all sequences in the order in which minibatches take them. If sequences
+        are single steps, these are the positions of all rows"""
+        self._sequences: _Sequences | None = None
+        if sequence_steps > 1 or storage.columns.memory:
+            self._sequences = _Sequences(storage, sequences, sequence_steps, num_envs)
         self._actions = storage.columns.actions
         self._widths = self.widths(storage.columns.observation, self._actions)
         self._table = torch.zeros(*lead, rows, sum(self._widths), device=device)
@@ -55,7 +72,7 @@ class Rollouts:
         """Whether the table has the transitions that the storage has"""
         self._starts = rows * torch.arange(*lead, device=device)[:, None] if lead else None
         self._first = torch.zeros(1, dtype=torch.int64, device=device)
-        self._places = torch.arange(self.batch_size, device=device)
+        self._places = torch.arange(self.batch_size // sequence_steps, device=device)
 
     @staticmethod
     def widths(observation: ObservationSpec, actions: ActionSpec) -> list[int]:
@@ -78,6 +95,8 @@ class Rollouts:
         vectors = [rows.obs, rows.action.reshape(*rows.reward.shape, -1).float()]
         columns = [fields[name][..., None] for name in COLUMNS]
         torch.cat([*vectors, *columns], dim=-1, out=self._table)
+        if self._sequences is not None:
+            self._sequences.keep(rows)
         self.is_kept = True
 
     def shuffle(self, keys: Tensor) -> None:
@@ -86,7 +105,7 @@ class Rollouts:
 
     def seek(self, minibatch: int) -> None:
         """Let `draw` return this minibatch of the current order."""
-        self._first.fill_(minibatch * self.batch_size)
+        self._first.fill_(minibatch * len(self._places))
 
     def draw(self, bits: Tensor | None = None) -> Batch:
         """Return the current minibatch; no random integers are needed.
@@ -94,13 +113,16 @@ class Rollouts:
         It has no next observations: its targets are known.
         """
         chosen = self.order.index_select(-1, self._first + self._places)
+        memory = None
+        if self._sequences is not None:
+            chosen, memory = self._sequences.rows_and_memory(chosen)
         rows = chosen if self._starts is None else chosen + self._starts
         gathered = self._table.flatten(0, -2).index_select(0, rows.reshape(-1))
         gathered = gathered.view(*chosen.shape, -1)
         obs, action, *columns = torch.split(gathered, self._widths, dim=-1)
         fields = {name: part.squeeze(-1) for name, part in zip(COLUMNS, columns, strict=True)}
         action = stored_actions(action, self._actions.kind)
-        return Batch(obs=obs, action=action, next_obs=obs[..., :0], **fields)
+        return Batch(obs=obs, action=action, next_obs=obs[..., :0], memory=memory, **fields)
 
     def sample(self, batch_size: int) -> Batch:
         """Return a minibatch in the order of time, of any size up to that of the rollout."""
@@ -133,9 +155,33 @@ class Rollouts:
                 raise ValueError(f"{name} contains numbers that are not finite")
         # On a GPU, a position that is out of range would end the process.
         if not torch.equal(state["order"].sort().values.cpu(), torch.arange(len(own["order"]))):
-            raise ValueError("order does not contain each transition once")
+            raise ValueError("order does not contain each transition or sequence once")
         for name, part in own.items():
             part.copy_(state[name])
+
+
+class _Sequences:
+    """Which rows the sequences of a rollout are, and what was remembered before each of them."""
+
+    def __init__(self, storage: ReplayBuffer, number: int, steps: int, num_envs: int) -> None:
+        lead, device = storage.sizes.shape[:1], storage.device
+        numbers = torch.arange(number, device=device)
+        self._firsts = numbers // num_envs * steps * num_envs + numbers % num_envs
+        """The row of the first step of each sequence; that of the next one is `num_envs` further"""
+        self._offsets = num_envs * torch.arange(steps, device=device)[:, None]
+        self._memories = torch.zeros(*lead, number, storage.columns.memory, device=device)
+
+    def keep(self, rows: Batch) -> None:
+        """Store what was remembered before the first step of each sequence."""
+        assert rows.memory is not None, "only recurrent policies learn from sequences"
+        self._memories.copy_(rows.memory.index_select(-2, self._firsts))
+
+    def rows_and_memory(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of sequences, `(..., steps * sequences)`, and what was remembered."""
+        firsts = self._firsts.take(chosen)
+        rows = (firsts[..., None, :] + self._offsets).flatten(-2)
+        wide = chosen[..., None].expand(*chosen.shape, self._memories.shape[-1])
+        return rows, self._memories.gather(-2, wide)
 
 
 def scrambled(numbers: Tensor) -> Tensor:

@@ -28,6 +28,8 @@ class RowColumns:
     """Whether the return of the episode from the transition on follows the other columns"""
     ended: bool = False
     """Whether the end of episodes follows, as `Batch.ended` has it"""
+    memory: int = 0
+    """How many numbers follow that a recurrent policy remembered, as `Batch.memory` has them"""
 
     @classmethod
     def of(
@@ -38,25 +40,32 @@ class RowColumns:
         *,
         returns: bool = False,
         ended: bool = False,
+        memory: int = 0,
     ) -> RowColumns:
         """Columns of vectors and continuous actions may be given by their sizes."""
         if isinstance(observation, int):
             observation = ObservationSpec.vector(observation)
         if isinstance(actions, int):
             actions = ActionSpec("continuous", actions)
-        return cls(observation, actions, frames, returns, ended)
+        return cls(observation, actions, frames, returns, ended, memory)
 
     @cached_property
     def widths(self) -> list[int]:
         """Columns of the observation, action, reward, discount, next observation, and others."""
         size = self.observation.size
         width, next_width = (size, size) if self.frames is None else self.frames.widths
-        return [width, self.actions.width, 1, 1, next_width, *[1] * len(self.others)]
+        return [width, self.actions.width, 1, 1, next_width, *self.others.values()]
 
     @cached_property
-    def others(self) -> list[str]:
-        """Names of the fields that only some algorithms need, one column each."""
-        return ["returns"] * self.returns + ["ended"] * self.ended
+    def others(self) -> dict[str, int]:
+        """Columns of the fields that only some algorithms need."""
+        widths = {"returns": int(self.returns), "ended": int(self.ended), "memory": self.memory}
+        return {name: width for name, width in widths.items() if width}
+
+    @cached_property
+    def end(self) -> int:
+        """The column of the end of episodes."""
+        return sum(self.widths[:5]) + self.returns
 
     @cached_property
     def next_obs(self) -> slice:

@@ -210,7 +210,8 @@ class TensorCollector:
         unknown = step.broken if step.left_out is None else step.broken | step.left_out
         replay = self._replays[0]
         if replay.columns.ended:  # the position of a row says which world and step it is
-            packed = replay.pack_on_device(with_ends(batch, ended, unknown))
+            batch = self._with_memory(with_ends(batch, ended, unknown))
+            packed = replay.pack_on_device(batch)
         else:
             packed = replay.pack_on_device(batch)
             if self._windows is not None:
@@ -219,6 +220,19 @@ class TensorCollector:
         self._obs.copy_(step.obs)
         self._observe(self._obs)
         return packed
+
+    def _with_memory(self, batch: Batch) -> Batch:
+        """Add what recurrent policies remembered to the rows of a rollout, and remember the step.
+
+        An episode begins after every row that says that its own ended, or that it was lost.
+        """
+        assert batch.ended is not None
+        begins, known = batch.ended > 0, []
+        for explorer, part in zip(self._explorers, self._parts(), strict=True):
+            if (remembered := explorer.remembered) is not None:
+                known.append(remembered.clone())
+                explorer.move_on(begins[part])
+        return batch.with_fields(memory=torch.cat(known)) if known else batch
 
     def _without(self, unknown: Tensor, rows: Tensor) -> Tensor:
         """Repeat the transition of another world of the same seed where one cannot be learned from.
@@ -309,6 +323,7 @@ class TensorCollector:
         rows = self._vector.rows(seed_index)
         found = {name: tensor[rows] for name, tensor in self._tensors().items()}
         found[_SPARE] = self._spare[seed_index]
+        found |= self._explorers[self._program_of(seed_index)].remembered_by(seed_index)
         if self._scalers:
             state = self._scalers[seed_index].tensors
             found |= {_SCALER + name: tensor for name, tensor in state.items()}
@@ -323,16 +338,21 @@ class TensorCollector:
             self._has_begun = True
         saved = {name: torch.tensor(array) for name, array in state.items()}
         current, rows = self._tensors(), self._vector.rows(seed_index)
-        if not self._vector.worlds.is_restorable:  # new episodes have begun
+        program, is_restorable = self._program_of(seed_index), self._vector.worlds.is_restorable
+        remembered = self._explorers[program].remembered_by(seed_index)
+        if not is_restorable:  # new episodes have begun
             current = {name: tensor for name, tensor in current.items() if name in _OF_PAST}
-        for name, tensor in current.items():
-            if name not in saved or saved[name].shape != tensor[rows].shape:
+            for tensor in remembered.values():
+                tensor.zero_()
+        own = {name: tensor[rows] for name, tensor in current.items()}
+        for name, tensor in (own | remembered if is_restorable else own).items():
+            if name not in saved or saved[name].shape != tensor.shape:
                 raise CheckpointError(f"the saved worlds do not fit: {name} is missing or differs")
-            tensor[rows] = saved[name].to(tensor.device)
-        if self._vector.worlds.is_restorable:
+            tensor.copy_(saved[name])
+        if is_restorable:
             self._vector.worlds.restore(_part_of(current, _WORLDS))
         else:
-            self._replay_of(seed_index).interrupt(seed_index)
+            self._replays[program].interrupt(seed_index)
             if self._windows is not None:
                 self._windows.forget()
         self._spare[seed_index] = saved[_SPARE].to(self._spare.device)
@@ -341,9 +361,10 @@ class TensorCollector:
             if not self._vector.worlds.is_restorable:
                 self._scalers[seed_index].forget()
 
-    def _replay_of(self, seed_index: int) -> ReplayBuffer:
+    def _program_of(self, seed_index: int) -> int:
+        """The position of the explorer and the replay buffer of a seed."""
         sizes = [explorer.num_seeds for explorer in self._explorers]
-        return self._replays[int(np.searchsorted(np.cumsum(sizes), seed_index, side="right"))]
+        return int(np.searchsorted(np.cumsum(sizes), seed_index, side="right"))
 
     def _tensors(self) -> State:
         """The tensors with an axis of worlds that the next steps depend on.
