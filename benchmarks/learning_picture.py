@@ -1,13 +1,14 @@
 """Draw learning curves: a picture for each task, by steps and by wall time, and one of all tasks.
 
-A line is the mean over seeds, a band its 95 % bootstrap interval, and a thin line one seed. Dashed
-lines in a lighter band are published means with one deviation; a cross is a printed one.
+A line is the mean over seeds, a band its 95 % bootstrap interval, and a thin line one seed. Gray
+are published means, as lines in a band of one deviation, or as single marks.
 `make results` draws the pictures again if what they show or this file has changed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,13 +29,21 @@ FINGERPRINT = "Comment"
 COLUMNS = 2
 PANEL = (5.2, 3.7)
 """Inches"""
-MARKERS = "x+*^v"
+MARKERS, DASHES = "x+*^v", ("--", ":", "-.")
+GRAY = "#666666"
 
 
-def fingerprint(curves: Sequence[MeasuredCurve]) -> str:
+def colors_of(curves: Sequence[MeasuredCurve]) -> dict[str, str]:
+    """A color for each label, the same in all pictures."""
+    labels = sorted({(curve.config or "", curve.label) for curve in curves})
+    return {label: color for (_, label), color in zip(labels, itertools.cycle(COLORS))}
+
+
+def fingerprint(curves: Sequence[MeasuredCurve], colors: Mapping[str, str]) -> str:
     """A hash of everything that a picture of these curves depends on."""
     shown = [
-        [curve.task, curve.label, *(each.tolist() for each in _arrays(curve))] for curve in curves
+        [curve.task, curve.label, colors[curve.label], *(each.tolist() for each in _arrays(curve))]
+        for curve in curves
     ]
     published = [[repr(row) for row in _published(curve)] for curve in curves]
     text = json.dumps([shown, published]) + Path(__file__).read_text("utf-8")
@@ -45,17 +54,19 @@ def _arrays(curve: MeasuredCurve) -> tuple[np.ndarray, ...]:
     return curve.steps, curve.returns, curve.seconds
 
 
-def is_current(path: Path, curves: Sequence[MeasuredCurve]) -> bool:
+def is_current(path: Path, curves: Sequence[MeasuredCurve], colors: Mapping[str, str]) -> bool:
     """Whether the picture was drawn from these curves."""
     from PIL import Image  # matplotlib needs it too
 
     if not path.exists():
         return False
     with Image.open(path) as picture:
-        return picture.info.get(FINGERPRINT) == fingerprint(curves)
+        return picture.info.get(FINGERPRINT) == fingerprint(curves, colors)
 
 
-def draw(curves: Sequence[MeasuredCurve], path: Path, *, by_time: bool) -> None:
+def draw(
+    curves: Sequence[MeasuredCurve], path: Path, colors: Mapping[str, str], *, by_time: bool
+) -> None:
     """Draw a panel for each task by steps, and with `by_time` one by wall time beside each."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -67,20 +78,19 @@ def draw(curves: Sequence[MeasuredCurve], path: Path, *, by_time: bool) -> None:
     figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * lines), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(lines, columns, squeeze=False).flatten()
-    labels = dict.fromkeys(curve.label for curve in curves)
-    colors = dict(zip(labels, COLORS, strict=False))
     for axes, (task, axis) in zip(grid, panels, strict=False):
         _draw_panel(axes, [curve for curve in curves if curve.task == task], axis, colors)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     figure.suptitle(
-        "Mean over seeds, 95 % bootstrap interval, and every seed. Dashed: published means and "
+        "Mean over seeds, 95 % bootstrap interval, and every seed. Gray: published means and "
         "deviations",
         fontsize=9,
         color="#555555",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, metadata={"Software": None, FINGERPRINT: fingerprint(curves)})
+    described = {"Software": None, FINGERPRINT: fingerprint(curves, colors)}
+    figure.savefig(path, dpi=120, metadata=described)
 
 
 def _draw_panel(
@@ -89,7 +99,7 @@ def _draw_panel(
     from matplotlib.ticker import EngFormatter
 
     if axis == "steps":
-        _draw_published(axes, curves, colors)
+        _draw_published(axes, curves)
     for curve in curves:
         _draw_curve(axes, curve, axis, colors[curve.label])
     axes.set_title(curves[0].task, fontsize=11)
@@ -116,23 +126,17 @@ def _published(curve: MeasuredCurve) -> list[PublishedRow]:
     return counterparts(curve.config or "", curve.task)
 
 
-def _draw_published(
-    axes: Axes, curves: Sequence[MeasuredCurve], colors: Mapping[str, str]
-) -> None:
-    """Draw each published curve once, in the color of the first of our curves of its method."""
-    rows: dict[str, tuple[str, list[PublishedRow]]] = {}
-    for curve in curves:
-        for title in dict.fromkeys(row.title for row in _published(curve)):
-            own = [row for row in _published(curve) if row.title == title]
-            rows.setdefault(title, (colors[curve.label], own))
-    printed = 0
-    for title, (color, own) in rows.items():
+def _draw_published(axes: Axes, curves: Sequence[MeasuredCurve]) -> None:
+    """Draw the published results of each method once."""
+    rows: dict[str, list[PublishedRow]] = {}
+    for row in dict.fromkeys(row for curve in curves for row in _published(curve)):
+        rows.setdefault(row.title, []).append(row)
+    dashes, markers = itertools.cycle(DASHES), itertools.cycle(MARKERS)
+    for title, own in rows.items():
         steps, means = [row.step for row in own], np.array([row.mean for row in own])
-        spread = np.array([row.deviation or 0.0 for row in own])
         if own[0].is_curve:
-            axes.fill_between(steps, means - spread, means + spread, color=color, alpha=0.08)
-            axes.plot(steps, means, color=color, linestyle="--", linewidth=1.2, label=title)
+            spread = np.array([row.deviation or 0.0 for row in own])
+            axes.fill_between(steps, means - spread, means + spread, color=GRAY, alpha=0.1)
+            axes.plot(steps, means, color=GRAY, linestyle=next(dashes), linewidth=1.2, label=title)
         else:
-            marker = MARKERS[printed % len(MARKERS)]
-            axes.scatter(steps, means, color=color, marker=marker, s=36, label=title, zorder=3)
-            printed += 1
+            axes.scatter(steps, means, color=GRAY, marker=next(markers), label=title, zorder=3)

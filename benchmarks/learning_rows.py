@@ -129,11 +129,15 @@ def read_curves(folder: Path, stale: Mapping[str, str | None]) -> list[MeasuredC
     """
     found: dict[tuple[str, ...], list[tuple[str, dict[str, Any]]]] = {}
     for path in sorted(folder.glob("*.json")):
-        values = json.loads(path.read_text())
-        if any(None not in each["returns"] for each in values["evaluations"]):
-            is_outdated = stale.get(path.name) is not None
-            key = (values["env"], values["name"], path.name if is_outdated else "")
-            found.setdefault(key, []).append((path.name, values))
+        try:
+            values = json.loads(path.read_text())
+            is_evaluated = any(None not in each["returns"] for each in values["evaluations"])
+            key = (values["env"], values["name"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise UserError(f"{path}: is not a learning curve ({error!r}); remove it") from None
+        if is_evaluated:
+            own = (path.name,) if stale.get(path.name) is not None else ()
+            found.setdefault((*key, *own), []).append((path.name, values))
     return [_pooled(runs, stale.get(runs[0][0])) for runs in found.values()]
 
 
@@ -178,9 +182,9 @@ def named(config: str, settings: Mapping[str, Any]) -> tuple[str, str | None]:
         return f"`{config}`{precision}", config
     wanted = _learning_settings(config) | changes
     for name in packaged_configs():
-        if name.partition("/")[0] == config.partition("/")[0]:
-            if _learning_settings(name) == wanted:
-                return f"`{name}`{precision}", name
+        is_related = name.partition("/")[0] == config.partition("/")[0]
+        if is_related and _learning_settings(name) == wanted:
+            return f"`{name}`{precision}", name
     words = [f"`{key.rpartition('.')[2]}: {value}`" for key, value in sorted(changes.items())]
     return f"`{config}`, {', '.join(words)}{precision}", None
 
@@ -200,7 +204,7 @@ def main_curves(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
             known = best.get(key)
             if known is None or _size(curve) > _size(known):
                 best[key] = curve
-    return sorted(best.values(), key=lambda curve: (curve.task, curve.label, curve.files))
+    return sorted(best.values(), key=lambda curve: (curve.task, curve.config, curve.files))
 
 
 def _size(curve: MeasuredCurve) -> tuple[int, int]:

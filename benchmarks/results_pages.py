@@ -17,19 +17,22 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 import learning_picture
 import results_report
 import results_tables
 from learning_rows import MeasuredCurve, main_curves, read_curves
 from page_tables import with_tables
+from published_rows import METHODS
 from reporting import RESULTS, write_json
 
 from rl_training.algorithms.spec import list_algorithm_summaries
 from rl_training.errors import UserError
+from rl_training.report.page import render
 
+ROOT = Path(__file__).parents[1]
 COMMAND = "make results"
 CURVES, MATHEMATICS = RESULTS / "learning", RESULTS / "learning_mathematics.json"
 DOCS = ROOT / "docs"
@@ -97,21 +100,22 @@ def outdated(curves: Sequence[MeasuredCurve]) -> dict[Path, Write]:
     for page, text in pages(curves).items():
         if text != page.read_text("utf-8"):
             found[page] = write_later(page, text)
+    colors = learning_picture.colors_of(current)
     pictures = {
         PICTURES / results_tables.picture_name(task): [c for c in current if c.task == task]
         for task in dict.fromkeys(curve.task for curve in current)
     }
     for path, own in pictures.items():
-        if not learning_picture.is_current(path, own):
-            found[path] = draw_later(own, path, by_time=True)
+        if not learning_picture.is_current(path, own, colors):
+            found[path] = draw_later(own, path, colors, by_time=True)
     overview = [curve for curve in current if curve.task in OVERVIEW_TASKS]
-    if not learning_picture.is_current(OVERVIEW, overview):
-        found[OVERVIEW] = draw_later(overview, OVERVIEW, by_time=False)
+    if not learning_picture.is_current(OVERVIEW, overview, colors):
+        found[OVERVIEW] = draw_later(overview, OVERVIEW, colors, by_time=False)
     for path in set(PICTURES.glob(results_tables.picture_name("*"))) - set(pictures):
         found[path] = path.unlink
-    data = results_report.report_data(current)
+    data = results_report.report_data(main_curves(curves))
     if not results_report.is_current(REPORT, data):
-        found[REPORT] = write_later(REPORT, results_report.report_page(data))
+        found[REPORT] = write_later(REPORT, render(data))
     return found
 
 
@@ -119,8 +123,10 @@ def write_later(path: Path, text: str) -> Write:
     return lambda: path.write_text(text, encoding="utf-8")
 
 
-def draw_later(curves: Sequence[MeasuredCurve], path: Path, *, by_time: bool) -> Write:
-    return lambda: learning_picture.draw(curves, path, by_time=by_time)
+def draw_later(
+    curves: Sequence[MeasuredCurve], path: Path, colors: Mapping[str, str], *, by_time: bool
+) -> Write:
+    return lambda: learning_picture.draw(curves, path, colors, by_time=by_time)
 
 
 def pages(curves: Sequence[MeasuredCurve]) -> dict[Path, str]:
@@ -135,6 +141,11 @@ def pages(curves: Sequence[MeasuredCurve]) -> dict[Path, str]:
             **{name: results_tables.single_run_text(name) for name in results_tables.SINGLE_RUNS},
         },
         DOCS / "algorithms/index.md": {"measured": results_tables.guide_text(curves, titles)},
+        ROOT / "README.md": {"rates": results_tables.rates_text(curves)},
+        **{
+            DOCS / f"algorithms/{name}.md": {"measured": results_tables.measured_text(curves, name)}
+            for name in dict.fromkeys(key.partition("/")[0] for key in METHODS)
+        },
     }
     return {
         page: with_tables(page.relative_to(ROOT), page.read_text("utf-8"), parts, COMMAND)

@@ -12,7 +12,6 @@ from learning_rows import MeasuredCurve
 from rl_training.experiment.curves import make_curve
 from rl_training.report.data import assemble
 from rl_training.report.health import Health
-from rl_training.report.page import render
 from rl_training.report.runs import RunDetails
 from rl_training.types import Json
 
@@ -25,19 +24,24 @@ DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', r
 
 def report_data(curves: Sequence[MeasuredCurve]) -> Json:
     """The data of the page, which has no date, so that equal results give an equal page."""
-    runs, commands = [], []
-    for curve in curves:
-        details = _runs(curve)
-        runs += details
-        commands += [source["command"] for source in curve.sources for _ in source["seeds"]]
+    current = [curve for curve in curves if curve.stale is None]
+    runs = [run for curve in current for run in _runs(curve)]
+    commands = [
+        source["command"] for curve in current for source in curve.sources for _ in source["seeds"]
+    ]
     data = assemble(runs, title=TITLE)
     for run, command in zip(data["runs"], commands, strict=True):
         run |= {"repeat": command, "resume": None}
     notes = [
         f"{curve.task}, {_plain(curve.label)}: stopped after {curve.reached:,} of "
         f"{curve.planned:,} steps"
-        for curve in curves
+        for curve in current
         if not curve.is_complete
+    ]
+    notes += [
+        f"{curve.task}, {_plain(curve.label)} is left out as stale: {curve.stale}"
+        for curve in curves
+        if curve.stale is not None
     ]
     return {**data, "created": "", "subtitle": SUBTITLE, "notes": [*data["notes"], *notes]}
 
@@ -77,10 +81,6 @@ def _runs(curve: MeasuredCurve) -> list[RunDetails]:
 
 def _plain(label: str) -> str:
     return label.replace("`", "")
-
-
-def report_page(data: Json) -> str:
-    return render(data)
 
 
 def is_current(page: Path, data: Json) -> bool:

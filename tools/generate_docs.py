@@ -96,7 +96,8 @@ def pages() -> dict[Path, str]:
         },
     }
     return {
-        page: with_tables(page, read(page), parts, "make generate") for page, parts in tables.items()
+        page: with_tables(page, read(page), parts, "make generate")
+        for page, parts in tables.items()
     }
 
 
