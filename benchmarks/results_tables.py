@@ -352,7 +352,12 @@ def _is(curve: MeasuredCurve, task: str, config: str) -> bool:
 
 def most_seeds(curves: Sequence[MeasuredCurve], step: int) -> str:
     best = max((c for c in curves if c.at(step) is not None), key=lambda c: len(c.seeds))
-    return f"{mean_at(best, step)}, {len(best.seeds)} seeds"
+    values = best.at(step)
+    assert values is not None
+    found = Estimate.of(values, statistics.mean)
+    # Not in brackets, which mark links in the README.
+    ends = f"{number(found.low)} to {number(found.high)}"
+    return f"{number(found.value)} ({ends}), {len(best.seeds)} seeds"
 
 
 def anchor(task: str) -> str:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import learning_picture
 import published_rows
@@ -25,6 +24,7 @@ from rl_training.data.scores import TD3
 from rl_training.errors import UserError
 from rl_training.experiment import statistics
 
+ROOT = Path(__file__).parents[1]
 LOW = [5000.0, 5400.0, 5100.0, 5900.0]
 AROUND = [7000.0, 8000.0, 7600.0, 8300.0]
 HIGH = [9000.0, 9400.0, 9100.0, 9900.0]
