@@ -28,6 +28,8 @@ from rl_training.experiment import statistics
 
 LINK = "../benchmarks/results/"
 """From docs/ to the files; `../` more from a folder in it"""
+NO_BREAK = "\u00a0"
+"""A space that keeps an interval in one line of a narrow column"""
 VARIANT_STEPS = (50_000, 100_000, 200_000, 300_000)
 PRECISIONS = ("float32", "tf32")
 """Names of the runs that differ only in the precision of matrix products"""
@@ -58,7 +60,7 @@ def number(value: float) -> str:
 def with_interval(found: Estimate) -> str:
     if math.isnan(found.low):
         return number(found.value)
-    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
+    return f"{number(found.value)} [{number(found.low)},{NO_BREAK}{number(found.high)}]"
 
 
 def summary_text(curves: Sequence[MeasuredCurve]) -> str:
@@ -123,7 +125,9 @@ def row_cells(row: ResultRow) -> list[str]:
 
 
 def published_cell(row: ResultRow, published: PublishedRow) -> str:
-    spread = "" if published.deviation is None else f" ± {number(published.deviation)}"
+    spread = (
+        "" if published.deviation is None else f"{NO_BREAK}±{NO_BREAK}{number(published.deviation)}"
+    )
     verdict = row.verdict(published)
     ending = "" if verdict is None else f": {verdict}"
     return f"{published.title}: {number(published.mean)}{spread}{ending}"

@@ -65,7 +65,8 @@ def write_curve(
 def rows_of(text: str) -> list[list[str]]:
     """Return the cells of every row of the tables in a text, without headers."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines[1:]]
+    plain = [line.replace(results_tables.NO_BREAK, " ").strip("| ") for line in lines[1:]]
+    return [[cell.strip() for cell in line.split(" | ")] for line in plain]
 
 
 def three_rounds(folder: Path) -> Path:
