@@ -153,6 +153,9 @@ def _pooled(runs: Sequence[tuple[str, dict[str, Any]]], stale: str | None) -> Me
         for _, values in runs
     ]
     steps = sorted(set.intersection(*(set(rounds) for rounds in complete)))
+    if not steps:
+        files = ", ".join(file for file, _ in runs)
+        raise UserError(f"{files}: have no evaluation in common, so their seeds cannot be pooled")
     first = runs[0][1]
     label, config = named(first["config"], first["settings"])
     return MeasuredCurve(
@@ -163,7 +166,9 @@ def _pooled(runs: Sequence[tuple[str, dict[str, Any]]], stale: str | None) -> Me
         files=tuple(file for file, _ in runs),
         sources=tuple(values for _, values in runs),
         steps=np.array(steps, dtype=np.int64),
-        returns=np.array([[r for each in complete for r in each[s]["returns"]] for s in steps]),
+        returns=np.array(
+            [[value for each in complete for value in each[step]["returns"]] for step in steps]
+        ),
         seconds=np.array([[each[step]["wall_seconds"] for each in complete] for step in steps]),
         planned=max(values["planned_steps"] for _, values in runs),
         stale=stale,
@@ -172,11 +177,7 @@ def _pooled(runs: Sequence[tuple[str, dict[str, Any]]], stale: str | None) -> Me
 
 def named(config: str, settings: Mapping[str, Any]) -> tuple[str, str | None]:
     """A label for readers, and the packaged config that has these settings, if there is one."""
-    changes = {
-        key: value
-        for key, value in settings.items()
-        if key not in OF_TASKS and key not in NOT_LEARNING
-    }
+    changes = _that_matter(settings)
     precision = ", TF32" if settings.get("float32_precision") == "high" else ""
     if not changes:
         return f"`{config}`{precision}", config
@@ -192,7 +193,13 @@ def named(config: str, settings: Mapping[str, Any]) -> tuple[str, str | None]:
 def _learning_settings(config: str) -> dict[str, Any]:
     values = read_yaml(packaged_configs()[config])
     values |= {f"algo_kwargs.{key}": each for key, each in values.pop("algo_kwargs", {}).items()}
-    return {k: v for k, v in values.items() if k not in OF_TASKS and k not in NOT_LEARNING}
+    return _that_matter(values)
+
+
+def _that_matter(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that change what is learned."""
+    left_out = {*OF_TASKS, *NOT_LEARNING}
+    return {key: value for key, value in settings.items() if key not in left_out}
 
 
 def main_curves(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:

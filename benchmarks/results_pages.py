@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 import learning_picture
 import results_report
+import results_studies
 import results_tables
 from learning_rows import MeasuredCurve, main_curves, read_curves
 from page_tables import with_tables
@@ -46,11 +47,12 @@ Write = Callable[[], object]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="list what is old, and write nothing")
-    parser.add_argument("--check-mathematics", action="store_true", help="find stale results")
+    options = parser.add_mutually_exclusive_group()
+    options.add_argument("--check", action="store_true", help="list what is old; write nothing")
+    options.add_argument("--check-mathematics", action="store_true", help="find stale results")
     given = parser.parse_args(arguments)
     try:
-        if given.check_mathematics and not given.check:
+        if given.check_mathematics:
             write_json(MATHEMATICS, checked_mathematics(CURVES))
         curves = read_curves(CURVES, known_stale(CURVES, MATHEMATICS))
     except UserError as error:
@@ -109,8 +111,9 @@ def outdated(curves: Sequence[MeasuredCurve]) -> dict[Path, Write]:
         if not learning_picture.is_current(path, own, colors):
             found[path] = draw_later(own, path, colors, by_time=True)
     overview = [curve for curve in current if curve.task in OVERVIEW_TASKS]
-    if not learning_picture.is_current(OVERVIEW, overview, colors):
+    if overview and not learning_picture.is_current(OVERVIEW, overview, colors):
         found[OVERVIEW] = draw_later(overview, OVERVIEW, colors, by_time=False)
+    # Of tasks that have no current result any more.
     for path in set(PICTURES.glob(results_tables.picture_name("*"))) - set(pictures):
         found[path] = path.unlink
     data = results_report.report_data(main_curves(curves))
@@ -136,9 +139,9 @@ def pages(curves: Sequence[MeasuredCurve]) -> dict[Path, str]:
         DOCS / "results.md": {
             "summary": results_tables.summary_text(curves),
             "tasks": results_tables.tasks_text(curves),
-            "settings": results_tables.variants_text(curves),
-            "precision": results_tables.precision_text(curves),
-            **{name: results_tables.single_run_text(name) for name in results_tables.SINGLE_RUNS},
+            "settings": results_studies.variants_text(curves),
+            "precision": results_studies.precision_text(curves),
+            **{name: results_studies.single_run_text(name) for name in results_studies.SINGLE_RUNS},
         },
         DOCS / "algorithms/index.md": {"measured": results_tables.guide_text(curves, titles)},
         ROOT / "README.md": {"rates": results_tables.rates_text(curves)},

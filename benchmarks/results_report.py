@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from learning_rows import MeasuredCurve
 
@@ -19,6 +21,7 @@ TITLE = "Results of rl_training"
 SUBTITLE = (
     "Seeds of one method were trained together as one program: training time is that of all of them"
 )
+TOLERANCE = 1e-4
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
 
@@ -84,8 +87,19 @@ def _plain(label: str) -> str:
 
 
 def is_current(page: Path, data: Json) -> bool:
-    """Whether a page shows these data. The version of the package that wrote it may differ."""
+    """Whether a page shows these data. The version of the package that wrote it may differ, and
+    so may the last digits of intervals, which depend on the processor."""
     if not page.exists() or (found := DATA.search(page.read_text("utf-8"))) is None:
         return False
     wanted, shown = json.loads(json.dumps(data)), json.loads(found[1])
-    return {**wanted, "version": None} == {**shown, "version": None}
+    return _equal({**wanted, "version": None}, {**shown, "version": None})
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, float) or isinstance(other, float):
+        return None not in (one, other) and math.isclose(one, other, rel_tol=TOLERANCE)
+    return bool(one == other)

@@ -18,7 +18,9 @@ import published_rows
 import results_pages
 import results_report
 import results_tables
+from curves import stored
 from learning_rows import MeasuredCurve, main_curves, normalized_scores, read_curves, result_rows
+from results_markdown import NO_BREAK
 
 from rl_training.data.scores import TD3
 from rl_training.errors import UserError
@@ -65,7 +67,7 @@ def write_curve(
 def rows_of(text: str) -> list[list[str]]:
     """Return the cells of every row of the tables in a text, without headers."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    plain = [line.replace(results_tables.NO_BREAK, " ").strip("| ") for line in lines[1:]]
+    plain = [line.replace(NO_BREAK, " ").strip("| ") for line in lines[1:]]
     return [[cell.strip() for cell in line.split(" | ")] for line in plain]
 
 
@@ -162,12 +164,14 @@ def test_the_longest_curve_of_a_config_represents_it(tmp_path: Path) -> None:
     assert (curve.name, curve.reached) == ("main", 300_000)
 
 
-def test_a_result_that_was_not_checked_for_staleness_is_an_error(tmp_path: Path) -> None:
+def test_a_result_that_was_not_checked_for_staleness_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     curve, checked = three_rounds(tmp_path), tmp_path / "checked" / "mathematics.json"
     checked.parent.mkdir()
-    known = {curve.name: {"content": results_pages.content_of(curve), "stale": "it differs"}}
-    checked.write_text(json.dumps(known))
-    assert results_pages.known_stale(tmp_path, checked) == {curve.name: "it differs"}
+    monkeypatch.setattr(stored, "why_stale", lambda: lambda values: f"{values['name']} differs")
+    checked.write_text(json.dumps(results_pages.checked_mathematics(tmp_path)))
+    assert results_pages.known_stale(tmp_path, checked) == {curve.name: "main differs"}
     curve.write_text(curve.read_text().replace("5000.0", "5001.0"))
     with pytest.raises(UserError, match=r"from0\.json: not checked yet; run `make results`"):
         results_pages.known_stale(tmp_path, checked)
@@ -197,7 +201,7 @@ def test_pictures_and_the_page_are_reproducible_and_know_their_data(tmp_path: Pa
     curves = read_curves(tmp_path, {})
     colors, pictures = learning_picture.colors_of(curves), [tmp_path / "1.png", tmp_path / "2.png"]
     for picture in pictures:
-        learning_picture.draw(curves, picture, colors, by_time=True)
+        learning_picture.draw(curves, picture, colors, by_time=False)
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
     assert learning_picture.is_current(pictures[0], curves, colors)
     data = results_report.report_data(curves)
@@ -214,8 +218,13 @@ def test_pictures_and_the_page_are_reproducible_and_know_their_data(tmp_path: Pa
     assert not results_report.is_current(page, results_report.report_data(changed))
 
 
-def test_the_pages_of_the_repository_show_its_results(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pages_of_the_repository_show_its_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert (results_pages.main(["--check"]), capsys.readouterr().err) == (0, "")
+    three_rounds(tmp_path)
+    old = {path.name for path in results_pages.outdated(read_curves(tmp_path, {}))}
+    assert old >= {"results.md", "README.md", "results_HalfCheetah-v5.png", "learning.html"}
 
 
 def test_the_package_has_the_published_numbers_of_the_benchmarks() -> None:
