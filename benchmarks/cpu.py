@@ -1,12 +1,14 @@
 """Compare the speed of complete training loops on the CPU with other packages, in one run.
 
     python benchmarks/cpu.py [--row NAME ...] [--chunks 7] [--threads 2] [--output FILE]
+                             [--cleanrl FOLDER]
 
 Every contestant is a separate process that really trains. All are started, warmed up and then run
 in turns, one chunk of steps each, so that other load on the machine affects all of them equally.
 The time of a contestant is its best chunk, and the spread is over its chunks. Compare the ratios:
 times depend on the machine. All contestants have the same number of threads. A peer that cannot be
-installed or run is reported as missing.
+installed or run is reported as missing. CleanRL is no package: its scripts run from a checkout of
+vwxyzjn/cleanrl, whose folder is given by `--cleanrl`.
 """
 
 from __future__ import annotations
@@ -45,6 +47,12 @@ class Row:
     """Peer -> the peer's class"""
     peer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Peer -> further arguments: `options` of the class, `policy_kwargs` of its networks"""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Further keys of this package's config"""
+    num_envs: int = 1
+    """Environments that are stepped together, as often as `steps_per_chunk` says"""
+    is_large: bool = True
+    """Whether layers are large enough for `medium` to make a difference"""
     rows: int | None = None
     """Number of recorded rows"""
     limit: dict[str, int] | None = None
@@ -76,6 +84,58 @@ def offline_row(
 
 HALFCHEETAH = {"obs_dim": 17, "action_dim": 6, "hidden": 256, "batch": 256, "critics": 2}
 LAST_EPSILON = {"exploration_initial_eps": 0.05, "exploration_final_eps": 0.05}
+
+CLEANRL = "cleanrl"
+
+
+def rollout_row(
+    name: str,
+    environment: str,
+    *,
+    num_envs: int,
+    rollout_steps: int,
+    batch_size: int,
+    num_epochs: int,
+    cleanrl: dict[str, Any],
+    ours: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+) -> Row:
+    """PPO with equal rollouts, minibatches, epochs and networks."""
+    rollout = {"n_steps": rollout_steps, "n_epochs": num_epochs}
+    own = {"rollout_steps": rollout_steps, "num_epochs": num_epochs, **(ours or {})}
+    shared = {"batch_size": batch_size, "hidden_sizes": [64, 64]}
+    return Row(
+        name=name,
+        algo="ppo",
+        environment=environment,
+        rate=f"environments: {num_envs}, epochs: {num_epochs}, minibatch: {batch_size}",
+        steps_per_chunk=2 * rollout_steps,
+        num_envs=num_envs,
+        is_large=False,
+        ours={**shared, **own},
+        config=config or {},
+        peers={"sb3": "PPO", CLEANRL: "PPO"},
+        peer_options={
+            "sb3": {"options": rollout},
+            CLEANRL: {
+                "num_steps": rollout_steps,
+                "num_minibatches": num_envs * rollout_steps // batch_size,
+                "update_epochs": num_epochs,
+                **cleanrl,
+            },
+        },
+    )
+
+
+# CleanRL normalizes observations and rewards in the loop. Stable-Baselines3 does neither by
+# default, so its loop has less to do.
+MUJOCO = {
+    "batch_size": 64,
+    "num_epochs": 10,
+    "cleanrl": {"script": "ppo_continuous_action.py", "environment": "HalfCheetah-v4"},
+    "ours": {"value_clip_range": 0.2, "normalize_rewards": True},
+    "config": {"normalize_observations": True},
+}
 
 ROWS = [
     Row(
@@ -137,6 +197,17 @@ ROWS = [
         peers={"sb3": "DQN", "sbx": "DQN"},
         peer_options={peer: {"options": LAST_EPSILON} for peer in ("sb3", "sbx")},
     ),
+    rollout_row("ppo-halfcheetah", "HalfCheetah-v5", num_envs=1, rollout_steps=2_048, **MUJOCO),
+    rollout_row("ppo-halfcheetah-8", "HalfCheetah-v5", num_envs=8, rollout_steps=256, **MUJOCO),
+    rollout_row(
+        "ppo-cartpole",
+        "CartPole-v1",
+        num_envs=8,
+        rollout_steps=128,
+        batch_size=256,
+        num_epochs=4,
+        cleanrl={"script": "ppo.py", "environment": "CartPole-v1"},
+    ),
     offline_row("td3_bc", "TD3PlusBC", ("actor", "critic"), options={"scaled_observations": True}),
     offline_row("iql", "IQL", ("actor", "critic", "value")),
     offline_row("awac", "AWAC", ("actor", "critic")),
@@ -145,11 +216,16 @@ ROWS = [
 ]
 
 
-def compete(row: Row, threads: int, chunks: int) -> Contest:
+def compete(row: Row, threads: int, chunks: int, cleanrl: Path | None = None) -> Contest:
     """Run all available contestants; the others are listed as failed."""
     entries, missing = own_contestants(row, threads), {}
     for peer, algorithm in row.peers.items():
         task = {**_task(row, threads), "algo": algorithm, **row.ours}
+        if peer == CLEANRL:
+            if cleanrl is None:
+                missing[peer] = "needs a checkout: --cleanrl FOLDER"
+                continue
+            task["source"] = str(cleanrl.resolve())
         try:
             entries.append(peer_contestant(peer, {**task, **row.peer_options.get(peer, {})}))
         except PeerMissing as error:
@@ -162,14 +238,21 @@ def compete(row: Row, threads: int, chunks: int) -> Contest:
 def own_contestants(row: Row, threads: int) -> list[Contestant]:
     """This package, eager and compiled, in float32 and `medium` precision, and the limits."""
     python, task = sys.executable, {**_task(row, threads), "algo": row.algo}
+    precisions = [("", "auto"), (", medium", "medium")][: 1 + row.is_large]
     entries = [
         Contestant(
             f"rl_training, {name}{suffix}",
             python,
             CONTESTANTS / "ours.py",
-            {**task, "compile": mode, "float32_precision": precision, "algo_kwargs": row.ours},
+            {
+                **task,
+                "compile": mode,
+                "float32_precision": precision,
+                "algo_kwargs": row.ours,
+                "config": row.config,
+            },
         )
-        for suffix, precision in (("", "auto"), (", medium", "medium"))
+        for suffix, precision in precisions
         for name, mode in (("eager", "off"), ("compiled", "on"))
     ]
     if row.limit is not None:
@@ -181,7 +264,9 @@ def own_contestants(row: Row, threads: int) -> list[Contestant]:
 
 
 def _task(row: Row, threads: int) -> dict[str, Any]:
-    task = {"steps": row.steps_per_chunk, "threads": threads}
+    task: dict[str, Any] = {"steps": row.steps_per_chunk, "threads": threads}
+    if row.num_envs > 1:
+        task["num_envs"] = row.num_envs
     if row.environment is not None:
         task["environment"] = row.environment
     if row.rows is not None:
@@ -191,12 +276,17 @@ def _task(row: Row, threads: int) -> dict[str, Any]:
 
 def summarize(row: Row, contest: Contest) -> dict[str, Any]:
     """Milliseconds per step of each contestant, and its speed relative to each peer."""
-    best = {name: min(chunks) for name, chunks in contest.times.items()}
+    times = {
+        name: [seconds / row.num_envs for seconds in chunks]
+        for name, chunks in contest.times.items()
+    }
+    best = {name: min(chunks) for name, chunks in times.items()}
     peers = [peer for peer in row.peers if peer in best]
     return {
         "row": row.name,
         "environment": row.environment,
         "rate": row.rate,
+        "num_envs": row.num_envs,
         "contestants": {
             name: {
                 "ms_per_step": 1e3 * best[name],
@@ -205,7 +295,7 @@ def summarize(row: Row, contest: Contest) -> dict[str, Any]:
                 "worst_ms": 1e3 * max(chunks),
                 "ratio_to": {peer: best[peer] / best[name] for peer in peers},
             }
-            for name, chunks in contest.times.items()
+            for name, chunks in times.items()
         },
         "missing": contest.failed,
     }
@@ -215,10 +305,11 @@ def show(summary: dict[str, Any]) -> None:
     measured, missing = summary["contestants"], summary["missing"]
     peers = next((list(entry["ratio_to"]) for entry in measured.values()), [])
     columns = ["ms_per_step", "median_ms", "worst_ms"]
+    digits = 3 if summary["num_envs"] > 1 else 2
     rows = [
         [
             name,
-            *(f"{entry[column]:.2f}" for column in columns),
+            *(f"{entry[column]:.{digits}f}" for column in columns),
             f"{entry['steps_per_second']:.0f}",
             *(f"{entry['ratio_to'][peer]:.2f}x" for peer in peers),
         ]
@@ -238,6 +329,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=7)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--output", type=Path, default=RESULTS / "cpu.json")
+    parser.add_argument("--cleanrl", type=Path, metavar="FOLDER", help="a checkout of CleanRL")
     arguments = parser.parse_args()
 
     load = warn_if_busy()
@@ -245,7 +337,8 @@ def main() -> None:
     for row in ROWS:
         if arguments.row and row.name not in arguments.row:
             continue
-        results.append(summarize(row, compete(row, arguments.threads, arguments.chunks)))
+        contest = compete(row, arguments.threads, arguments.chunks, arguments.cleanrl)
+        results.append(summarize(row, contest))
         show(results[-1])
     described = machine(threads=arguments.threads, load_before=load)
     write_results(arguments.output, {"machine": described, "rows": results})

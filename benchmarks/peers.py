@@ -38,6 +38,8 @@ PACKAGES = {
     "sbx": ("sbx-rl", *MUJOCO),
     # Pins gymnasium 1.0, which has the same HalfCheetah-v5 and supports the same MuJoCo.
     "d3rlpy": ("d3rlpy", *MUJOCO),
+    # What its scripts need besides PyTorch, in the versions that its authors pin.
+    "cleanrl": ("gymnasium==0.29.1", "mujoco==2.3.3", "imageio", "numpy<2", "tensorboard", "tyro"),
 }
 # These limit the threads of JAX, judging by CPU time over wall time; the usual XLA_FLAGS do not.
 JAX_THREADS = {"PJRT_NPROC": "{threads}", "JAX_PLATFORMS": "cpu"}
@@ -46,6 +48,7 @@ PEERS = {
     "sb3-contrib": Peer("sb3", "sb3.py", "sb3_contrib"),
     "sbx": Peer("sbx", "sb3.py", "sbx", JAX_THREADS),
     "d3rlpy": Peer("d3rlpy", "d3rlpy_online.py", "d3rlpy.algos"),
+    "cleanrl": Peer("cleanrl", "cleanrl_ppo.py", ""),
     "d3rlpy offline": Peer("d3rlpy", "d3rlpy_offline.py", "d3rlpy.algos"),
 }
 

@@ -17,6 +17,23 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "image": spaces.Box(0, 255, (12, 12, 3), np.uint8),
     "gray-image": spaces.Box(0, 255, (10, 9), np.uint8),
     "frames": spaces.Box(0, 255, (3, 12, 12), np.uint8),
+    "bytes": spaces.Box(0, 255, (7,), np.uint8),
+    "halves": spaces.Box(-2.0, 2.0, (3,), np.float16),
+    "typed": spaces.Dict(
+        {
+            "counts": spaces.Box(-20, 20, (3,), np.int16),
+            "half": spaces.Box(-4.0, 4.0, (5,), np.float16),
+            "memory": spaces.Box(0, 9, (6,), np.uint8),
+            "more": spaces.Tuple(
+                [
+                    spaces.Box(-9, 9, (), np.int8),
+                    spaces.Box(0, 20, (3,), np.uint16),
+                    spaces.Box(-9, 9, (2, 2), np.int32),
+                    spaces.Box(-1.0, 1.0, (2,)),
+                ]
+            ),
+        }
+    ),
     "dictionary": spaces.Dict(
         {
             "camera": spaces.Box(0, 255, (9, 11, 3), np.uint8),

@@ -90,6 +90,7 @@ def test_written_arrays_are_those_of_the_environment(
     for leaf in space.leaves:
         stored = arrays[f"observations/{leaf.name}" if leaf.name else "observations"]
         assert stored.shape == (STEPS, *leaf.shape)
+        assert leaf.kind != "numbers" or stored.dtype == leaf.number_type
         np.testing.assert_array_equal(stored[: len(first.obs)], leaves[leaf.name].numpy())
 
 

@@ -19,7 +19,7 @@ from helpers import BUILT_IN, StopAt, tiny_of
 from observation_zoo import CONTINUOUS, OBSERVATIONS, Zoo
 
 import rl_training
-from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.envs.spaces import describe_observations
 from rl_training.execution import execution
 from rl_training.types import ActionKind
@@ -67,8 +67,9 @@ def check_predictions(run: Path, kind: ActionKind, observation: str, tmp_path: P
     module = torch.export.load(exported).module()
     described = describe_observations(space)
     rows = np.concatenate([described.rows_of(each)[0] for each in seen])
-    leaves = described.leaves_of(torch.tensor(rows)).values()
-    found = module(*(leaf.long() if leaf.dtype == torch.int32 else leaf for leaf in leaves))
+    arrays = described.unpack(rows)
+    parts = [(leaf.kind, torch.from_numpy(arrays[leaf.name])) for leaf in described.leaves]
+    found = module(*(part.long() if kind == "discrete" else part for kind, part in parts))
     first = found[0] if isinstance(found, tuple | list) else found
     np.testing.assert_allclose(first.numpy(force=True), actions, atol=1e-5)
 
@@ -78,6 +79,12 @@ def test_an_algorithm_takes_dictionaries(
     spec: AlgorithmSpec, kind: ActionKind, tmp_path: Path
 ) -> None:
     check_spaces(spec, kind, "dictionary", tmp_path)
+
+
+@pytest.mark.parametrize(("name", "observation"), [("sac", "bytes"), ("dqn", "typed")])
+def test_numbers_keep_their_types(name: str, observation: str, tmp_path: Path) -> None:
+    spec = get_algorithm_spec(name)
+    check_spaces(spec, spec.actions[0], observation, tmp_path)
 
 
 @pytest.mark.thorough

@@ -14,7 +14,7 @@ from rl_training.callbacks import Callback, TrainingContext
 
 
 class Turns(Callback):
-    """Takes turns with the other contestants, counting environment steps."""
+    """Takes turns with the other contestants, counting steps of all environments together."""
 
     def __init__(self, steps: int) -> None:
         self._pace = Pace(steps)
@@ -43,6 +43,8 @@ def main() -> None:
                 "checkpoint_interval": 0,
                 "log_interval": 10_000,
                 "output_dir": folder,
+                "num_envs": task.get("num_envs", 1),
+                **task.get("config", {}),
                 "algo_kwargs": task["algo_kwargs"],
             },
             callbacks=[Turns(task["steps"])],

@@ -9,6 +9,7 @@ import sys
 import torch
 from pace import Pace
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 
 
 class Turns(BaseCallback):
@@ -24,14 +25,15 @@ class Turns(BaseCallback):
 def main() -> None:
     task = json.loads(sys.argv[1])
     torch.set_num_threads(task["threads"])
+    environment, number = task["environment"], task.get("num_envs", 1)
     model = getattr(importlib.import_module(task["module"]), task["algo"])(
         "MlpPolicy",
-        task["environment"],
-        learning_starts=task["learning_starts"],
+        environment if number == 1 else make_vec_env(environment, number),
         batch_size=task["batch_size"],
         policy_kwargs={"net_arch": list(task["hidden_sizes"]), **task.get("policy_kwargs", {})},
         device=task.get("device", "cpu"),
         seed=0,
+        **{name: task[name] for name in ("learning_starts",) if name in task},
         **task.get("options", {}),
     )
     model.learn(10**9, callback=Turns(task["steps"]))

@@ -71,6 +71,10 @@ class CurveRecorder(rl_training.Callback):
         found = self._rounds.setdefault(step, {"step": step, "returns": [None] * len(self._seeds)})
         seed_index = self._seeds.index(context.config.seed)
         found["returns"][seed_index] = context.evaluation.metrics["eval_return_mean"]
+        if (training := context.rollout_metrics().get("ep_rew_mean")) is not None:
+            # Of the latest 100 episodes, with exploration: what some packages report.
+            of_seeds = found.setdefault("training_returns", [None] * len(self._seeds))
+            of_seeds[seed_index] = training
         found["wall_seconds"] = round(seconds, 2)
         found["steps_per_second"] = round(step * len(self._seeds) / seconds, 1)
         self._keep(context.execution, list(self._rounds.values()))

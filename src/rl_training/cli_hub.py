@@ -128,7 +128,7 @@ def pull(
     print(f"pulled {repository} to {folder}: {policy.algorithm} for {policy.environment}")
     if policy.environment_id is not None:
         print(f"evaluate it:  rl-training evaluate {path}")
-    if policy.observation_size <= MOST_SHOWN:
+    if policy.observation_size is not None and policy.observation_size <= MOST_SHOWN:
         example = [0.0] * policy.observation_size
         print(f"use it:       rl-training predict {path} --obs '{example}'")
     if policy.modules:

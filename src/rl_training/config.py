@@ -232,8 +232,9 @@ class TrainConfig(StrictModel):
     max_updates: Positive | None = None
     """The run stops after this number of updates. Not set: no limit"""
     normalize_observations: bool | None = None
-    """Normalize observations by their mean and standard deviation. Not set: as in the
-    policy of `init_from`, or else as the algorithm does by default"""
+    """Normalize observations by their mean and standard deviation; their numbers are then stored
+    as float32. Not set: as in the policy of `init_from`, or else as the algorithm does by
+    default"""
     dataset: InstanceOf[DataSection] | list[InstanceOf[DataSection]] | None = None
     """Recorded data to learn from: one section, or a list of sections that are mixed by `weight`.
     Not set: no recorded data"""

@@ -4,16 +4,16 @@ An environment's observation may be an array, a number, or a nested dictionary o
 parts are called leaves. Everything between the environment and the networks (workers, replay
 buffers, datasets, checkpoints, batches) moves observations as rows of float32, `(..., size)`:
 
-- Numbers are float32, also those of a Box of float64 or of integers.
-- Images stay uint8: the leaves of a Box of uint8 with two to four axes. Four of their bytes are one
-  word of the row.
+- Numbers of a Box keep a type of at most four bytes (`NumberType`), such as the uint8 of an Atari
+  game's RAM, of which four are one word of the row. Those of all other types are float32.
+- Images stay uint8: the leaves of a Box of uint8 with two to four axes.
 - Discrete values are int32, and binary ones are bytes.
 
-A Box of uint8 with one axis, such as the RAM of an Atari game, is numbers, and takes four times the
-memory of its bytes. As numbers it can be normalized, it is a row without being unpacked, and
-networks, exported policies and the checkpoints of all versions have it as float32.
+Networks get numbers as float32, whatever the type in which they are stored, so that learning does
+not depend on it. Where a saved policy has other types than its environment's space, as those of
+versions that stored all numbers as float32, the policy's types are used (`number_types`).
 
-Only the words of leaves of numbers are floats. The others are the bits of their own type, which
+Only the words of leaves of float32 are floats. The others are the bits of their own type, which
 may look like NaN, so nothing computes with a row except `ObservationSpec.leaves_of`.
 """
 
@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -32,14 +32,20 @@ if TYPE_CHECKING:
 
 LeafKind = Literal["numbers", "image", "discrete", "binary"]
 
+NumberType = Literal["float32", "float16", "int32", "int16", "uint16", "int8", "uint8"]
+"""A type in which numbers are stored"""
+NUMBER_TYPES: tuple[NumberType, ...] = get_args(NumberType)
+NumberTypes = Mapping[str, NumberType]
+"""The types in which leaves of numbers are stored, by name; float32 where a name is missing"""
+ALL_FLOAT32: NumberTypes = {}
+
 WORD_BYTES = 4
 STORED_AS: dict[str, str] = {
-    "numbers": "float32",
     "image": "uint8",
     "discrete": "int32",
     "binary": "uint8",
 }
-"""The type in which the leaves of each kind are stored"""
+"""The type in which the leaves of each kind are stored, except numbers"""
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,23 @@ class ObservationLeaf:
     """If discrete: the number of values of each component, in the order of the flattened leaf"""
     starts: tuple[int, ...] = ()
     """If discrete: the smallest value of each component"""
+    number_type: NumberType = "float32"
+    """If numbers: the type in which they are stored"""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type in which the leaf is stored, and in which networks get it."""
-        return np.dtype(STORED_AS[self.kind])
+        """The type in which the leaf is stored. Networks get numbers as float32."""
+        return np.dtype(self.number_type if self.kind == "numbers" else STORED_AS[self.kind])
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether its words are floats."""
+        return self.kind == "numbers" and self.number_type == "float32"
+
+    @property
+    def holds_integers(self) -> bool:
+        """Whether it is numbers that are stored as integers."""
+        return self.kind == "numbers" and self.dtype.kind in "iu"
 
     @property
     def numbers(self) -> int:
@@ -79,8 +97,21 @@ class ObservationLeaf:
         """The leaf in messages."""
         return f"observation {self.name!r}" if self.name else "observation"
 
+    @property
+    def noun(self) -> str:
+        """What the leaf is, in a word: the type of numbers that are not float32, else the kind."""
+        return self.kind if self.kind != "numbers" or self.is_float32 else self.dtype.name
+
     def in_range(self, values: np.ndarray) -> np.ndarray:
         """Whether each number, in the order of `choices`, is one of the possible ones."""
+        if self.holds_integers:
+            if values.dtype == self.dtype:
+                return np.ones(1, np.bool_)
+            limits, is_float = np.iinfo(self.dtype), values.dtype.kind == "f"
+            if is_float:  # small ones do not have the limits
+                values = values.astype(np.float64)
+            possible = (values >= limits.min) & (values <= limits.max)
+            return np.asarray(possible & (np.floor(values) == values) if is_float else possible)
         if self.kind == "numbers":
             return np.asarray(np.isfinite(values))
         if self.kind == "image":
@@ -91,6 +122,33 @@ class ObservationLeaf:
         flat = values.reshape(*values.shape[: values.ndim - len(self.shape)], self.numbers)
         low = np.asarray(self.starts)
         return np.asarray((flat >= low) & (flat < low + np.asarray(self.choices)))
+
+    def values_in(self, words: np.ndarray) -> np.ndarray:
+        """Return the leaf `(n, *shape)` that its words `(n, words)` hold."""
+        if not self.is_float32:
+            words = np.ascontiguousarray(words).view(self.dtype)[:, : self.numbers]
+        return words.reshape(len(words), *self.shape)
+
+    def tensor_in(self, words: Tensor) -> Tensor:
+        """Return what networks get of the leaf, `(..., *shape)`, from its words `(..., words)`."""
+        if not self.is_float32:
+            import torch
+
+            from rl_training.internals import reinterpreted
+
+            is_uint16 = self.dtype == np.uint16  # of which PyTorch has few operations
+            name = "int16" if is_uint16 else self.dtype.name
+            stored = reinterpreted(words, getattr(torch, name))
+            values = stored[..., : self.numbers]
+            words = self.as_given(values.int() & 0xFFFF if is_uint16 else values)
+        return words.reshape(*words.shape[:-1], *self.shape)
+
+    def as_given(self, values: Tensor) -> Tensor:
+        """Return values of the leaf in the type in which networks get them."""
+        import torch
+
+        is_given = values.dtype in (torch.float32, torch.float64) or self.kind != "numbers"
+        return values if is_given else values.to(torch.get_default_dtype())
 
 
 @dataclass(frozen=True)
@@ -115,14 +173,39 @@ class ObservationSpec:
 
     @property
     def is_vector(self) -> bool:
-        """Whether an observation is one vector of numbers, so that a row is the observation."""
+        """Whether an observation is one vector of float32, so that a row is the observation."""
         first = self.leaves[0]
-        return not first.name and first.kind == "numbers" and len(first.shape) == 1
+        return not first.name and first.is_float32 and len(first.shape) == 1
 
     @cached_property
     def is_numeric(self) -> bool:
-        """Whether all leaves are numbers, so that all words of a row are floats."""
+        """Whether all leaves are numbers."""
         return all(leaf.kind == "numbers" for leaf in self.leaves)
+
+    @cached_property
+    def is_float32(self) -> bool:
+        """Whether all leaves are numbers that are stored as float32: all words are floats."""
+        return all(leaf.is_float32 for leaf in self.leaves)
+
+    @property
+    def number_types(self) -> NumberTypes:
+        """The types in which the leaves of numbers are stored."""
+        return {leaf.name: leaf.number_type for leaf in self.leaves if leaf.kind == "numbers"}
+
+    def stored_as(self, types: NumberTypes) -> ObservationSpec:
+        """The same leaves, with their numbers stored in these types."""
+        return ObservationSpec(
+            tuple(
+                replace(leaf, number_type=types.get(leaf.name, "float32"))
+                if leaf.kind == "numbers"
+                else leaf
+                for leaf in self.leaves
+            )
+        )
+
+    def has_leaves_of(self, other: ObservationSpec) -> bool:
+        """Whether the leaves are the same, whatever the types in which numbers are stored."""
+        return self.stored_as(ALL_FLOAT32) == other.stored_as(ALL_FLOAT32)
 
     @cached_property
     def number_columns(self) -> np.ndarray:
@@ -130,7 +213,7 @@ class ObservationSpec:
         parts = [
             np.arange(start, start + leaf.words)
             for leaf, start in zip(self.leaves, self.offsets, strict=True)
-            if leaf.kind == "numbers"
+            if leaf.is_float32
         ]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
@@ -147,30 +230,34 @@ class ObservationSpec:
         return slice(start, start + self.leaf(name).words)
 
     def leaves_of(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return the leaves of rows `(..., size)` by name, `(..., *shape)`, as views.
+        """Return the leaves of rows `(..., size)` by name, `(..., *shape)`, as networks get them.
 
-        Numbers are float32, images and binary values uint8, discrete values int32.
+        Numbers are float32, images and binary values uint8, discrete values int32. They are views,
+        except of numbers that are stored in another type.
+        """
+        return {
+            leaf.name: leaf.tensor_in(rows[..., start : start + leaf.words])
+            for leaf, start in zip(self.leaves, self.offsets, strict=True)
+        }
+
+    def numbers_of(self, rows: Tensor) -> Tensor:
+        """Return all numbers of rows `(..., size)` as float32, `(..., numbers)`.
+
+        All leaves must be numbers.
         """
         import torch
 
-        from rl_training.internals import reinterpreted
-
-        found = {}
-        for leaf, start in zip(self.leaves, self.offsets, strict=True):
-            words = rows[..., start : start + leaf.words]
-            if leaf.kind != "numbers":
-                stored = reinterpreted(words, getattr(torch, leaf.dtype.name))
-                words = stored[..., : leaf.numbers]
-            found[leaf.name] = words.reshape(*rows.shape[:-1], *leaf.shape)
-        return found
+        if self.is_float32:
+            return rows
+        lead = rows.shape[:-1]
+        parts = [values.reshape(*lead, -1) for values in self.leaves_of(rows).values()]
+        return torch.cat(parts, dim=-1)
 
     def arrays_of(self, rows: np.ndarray) -> Any:
         """Return rows `(n, size)` as an array, or as a dictionary of the leaves' arrays by name."""
-        import torch
-
         if self.is_vector:
             return rows
-        leaves = {name: leaf.numpy() for name, leaf in self.leaves_of(torch.tensor(rows)).items()}
+        leaves = self.unpack(rows.copy())
         return leaves.get("", leaves)
 
     def smallest_rows(self, number: int) -> np.ndarray:
@@ -220,16 +307,23 @@ class ObservationSpec:
         """Write a leaf, or a batch of it, to its words `(..., leaf.words)`."""
         if value.dtype.kind not in "biuf":
             raise ValueError(f"its {leaf.label} is not numeric: {value!r:.200}")
-        if leaf.kind == "numbers":
+        if leaf.is_float32:
             with np.errstate(over="ignore"):  # values out of range become infinite
                 words[...] = value.reshape(words.shape)
             return
-        if value.dtype.kind == "f":
+        if value.dtype.kind == "f" and leaf.kind != "numbers":
             raise ValueError(f"its {leaf.label} has type {value.dtype}, not {leaf.dtype}")
-        if not leaf.in_range(value).all():
+        if leaf.holds_integers and not leaf.in_range(value).all():
+            limits = np.iinfo(leaf.dtype)
+            raise ValueError(
+                f"its {leaf.label} must be whole numbers from {limits.min} to {limits.max}, "
+                f"because its space has the type {leaf.dtype}: {value!r:.200}"
+            )
+        if leaf.kind != "numbers" and not leaf.in_range(value).all():
             raise ValueError(f"its {leaf.label} is out of range: {value!r:.200}")
         stored = words.view(leaf.dtype)
-        stored[..., : leaf.numbers] = value.reshape(*words.shape[:-1], leaf.numbers)
+        with np.errstate(over="ignore"):
+            stored[..., : leaf.numbers] = value.reshape(*words.shape[:-1], leaf.numbers)
 
     def pack(self, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the rows `(n, size)` of all leaves by name, `(n, *shape)`.
@@ -252,13 +346,10 @@ class ObservationSpec:
 
     def unpack(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return the leaves of rows `(n, size)` by name, `(n, *shape)`: the inverse of `pack`."""
-        found = {}
-        for leaf, start in zip(self.leaves, self.offsets, strict=True):
-            words = rows[:, start : start + leaf.words]
-            if leaf.kind != "numbers":
-                words = np.ascontiguousarray(words).view(leaf.dtype)[:, : leaf.numbers]
-            found[leaf.name] = words.reshape(len(rows), *leaf.shape)
-        return found
+        return {
+            leaf.name: leaf.values_in(rows[:, start : start + leaf.words])
+            for leaf, start in zip(self.leaves, self.offsets, strict=True)
+        }
 
     def select(self, names: Sequence[str]) -> ObservationSpec:
         """The leaves of these names, in this order; raises `KeyError`."""
@@ -268,9 +359,23 @@ class ObservationSpec:
         """The words of a row that belong to the leaves of these names, in this order."""
         return np.concatenate([np.r_[self.columns(name)] for name in names])
 
+    def floats_in(self, rows: np.ndarray) -> np.ndarray:
+        """Return all numbers of rows `(n, size)` that may be infinite or NaN, `(n, ...)`."""
+        if self.is_float32:
+            return rows
+        floats = rows[:, self.number_columns]
+        if not self._halves:
+            return floats
+        halves = [leaf.values_in(rows[:, self.columns(leaf.name)]) for leaf in self._halves]
+        return np.concatenate([floats, *(each.reshape(len(rows), -1) for each in halves)], axis=1)
+
+    @cached_property
+    def _halves(self) -> list[ObservationLeaf]:
+        return [leaf for leaf in self.leaves if leaf.dtype == np.float16]
+
     def are_finite(self, rows: np.ndarray) -> bool:
         """Whether all numbers of rows `(n, size)` are finite; the other leaves always are."""
-        values = rows if self.is_numeric else rows[..., self.number_columns]
+        values = self.floats_in(rows)
         return b"\0" not in np.isfinite(values).tobytes()  # for small arrays faster than `.all()`
 
     def problem_in(self, rows: np.ndarray) -> str | None:
@@ -278,11 +383,10 @@ class ObservationSpec:
         if not self.are_finite(rows):
             return "contains numbers that are not finite"
         for leaf, start in zip(self.leaves, self.offsets, strict=True):
-            if leaf.kind in ("discrete", "binary"):
-                words = np.ascontiguousarray(rows[:, start : start + leaf.words])
-                values = words.view(leaf.dtype)[:, : leaf.numbers]
-                if not leaf.in_range(values.reshape(len(rows), *leaf.shape)).all():
-                    return f"contains values of the {leaf.label} that are not possible"
+            if leaf.kind not in ("discrete", "binary"):
+                continue
+            if not leaf.in_range(leaf.values_in(rows[:, start : start + leaf.words])).all():
+                return f"contains values of the {leaf.label} that are not possible"
         return None
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -294,17 +398,31 @@ class ObservationSpec:
                 "choices": list(leaf.choices),
                 "starts": list(leaf.starts),
             }
+            | ({} if leaf.number_type == "float32" else {"number_type": leaf.number_type})
             for leaf in self.leaves
         ]
 
     def describe(self) -> str:
         """A short text for messages, such as `image (84, 84, 3), position (3,)`."""
-        return ", ".join(f"{leaf.name or leaf.kind} {leaf.shape}" for leaf in self.leaves)
+        return ", ".join(f"{leaf.name or leaf.noun} {leaf.shape}" for leaf in self.leaves)
 
 
 def box_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> LeafKind:
     """The kind of a leaf whose space is a Box."""
     return "image" if dtype == np.uint8 and len(shape) in (2, 3, 4) else "numbers"
+
+
+def box_leaf(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> ObservationLeaf:
+    """The leaf whose space is a Box."""
+    kind = box_kind(dtype, shape)
+    if kind != "numbers":
+        return ObservationLeaf(name, kind, shape)
+    return ObservationLeaf(name, kind, shape, number_type=number_type_of(dtype))
+
+
+def number_type_of(dtype: np.dtype[Any]) -> NumberType:
+    """The type in which numbers are stored that have this type."""
+    return next((known for known in NUMBER_TYPES if known == dtype.name), "float32")
 
 
 def select_names(names: Sequence[str], keys: Sequence[str] | None) -> list[str]:

@@ -6,13 +6,13 @@ PyTorch is imported for type checkers only, so that commands that do not need it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from rl_training.observations import ObservationSpec
+from rl_training.observations import NumberTypes, ObservationSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -148,7 +148,7 @@ class SpaceInfo:
     """Shape of an action in the environment, which is a vector elsewhere; None: `(action_dim,)`,
     or `()` if `discrete`"""
     given_observation: ObservationSpec | None = None
-    """The leaves of an observation; None: one vector of `obs_dim` numbers"""
+    """The leaves of an observation; None: one vector of `obs_dim` float32"""
 
     @property
     def is_continuous(self) -> bool:
@@ -192,8 +192,18 @@ class SpaceInfo:
         return self.given_observation or ObservationSpec.vector(self.obs_dim)
 
     def fits(self, other: SpaceInfo) -> bool:
-        """Return whether a policy for these spaces can act in the other ones."""
-        return (self.observation, self.actions) == (other.observation, other.actions)
+        """Return whether a policy for these spaces can act in the other ones.
+
+        It can if numbers are only stored in other types.
+        """
+        has_leaves = self.observation.has_leaves_of(other.observation)
+        return has_leaves and self.actions == other.actions
+
+    def stored_as(self, types: NumberTypes) -> SpaceInfo:
+        """The same spaces, with the numbers of observations stored in these types."""
+        observation = self.observation.stored_as(types)
+        given = None if observation.is_vector else observation
+        return replace(self, obs_dim=observation.size, given_observation=given)
 
     def misfit(self, other: SpaceInfo) -> str:
         """Say what a policy for these spaces expects, and what the environment of others has."""

@@ -198,9 +198,9 @@ class A2C(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -428,9 +428,9 @@ class AWAC(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -657,9 +657,9 @@ class BC(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -878,9 +878,9 @@ class CalQL(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -1143,9 +1143,9 @@ class CQL(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -1401,9 +1401,9 @@ class CrossQ(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -1643,9 +1643,9 @@ class DDPG(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -1882,9 +1882,9 @@ class DQN(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -2133,9 +2133,9 @@ class EDAC(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -2391,9 +2391,9 @@ class FlashSAC(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -2650,9 +2650,9 @@ class FQL(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -2897,9 +2897,9 @@ class IQL(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -3139,9 +3139,9 @@ class PPO(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -3375,9 +3375,9 @@ class QRDQN(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -3616,9 +3616,9 @@ class ReBRAC(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -3855,9 +3855,9 @@ class REDQ(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -4109,9 +4109,9 @@ class RLPD(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -4365,9 +4365,9 @@ class SAC(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -4609,9 +4609,9 @@ class TD3(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -4856,9 +4856,9 @@ class TD3BC(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -5104,9 +5104,9 @@ class TQC(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -5356,9 +5356,9 @@ class XQC(Agent):
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
-            normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: as in the policy of `init_from`, or else as the algorithm does by
-                default.
+            normalize_observations: Normalize observations by their mean and standard deviation;
+                their numbers are then stored as float32. Not set: as in the policy of
+                `init_from`, or else as the algorithm does by default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.

@@ -42,8 +42,9 @@ from rl_training.envs import (
     untrusted,
 )
 from rl_training.errors import CheckpointError, ConfigError, UntrustedModuleError, brief
-from rl_training.execution.policy import Policy
+from rl_training.execution.policy import Policy, PolicyDescription
 from rl_training.models.custom_networks import current_networks
+from rl_training.observations import NumberTypes
 from rl_training.types import Json
 from rl_training.validation import user_path
 
@@ -103,6 +104,15 @@ def load_policy(reader: CheckpointReader, device: str = "cpu") -> Policy:
     """Load the policy of a checkpoint or saved policy whose files were verified."""
     check_algorithm(reader)
     return Policy.from_parts(reader.json(POLICY), reader.tensors(MODEL), device)
+
+
+def saved_number_types(reader: CheckpointReader) -> NumberTypes:
+    """The types in which the observations of a policy are stored."""
+    try:
+        spaces = PolicyDescription.of(reader.json(POLICY)).spaces()
+    except ValueError as error:
+        raise CheckpointError(f"{POLICY}: not a valid policy: {brief(error)}") from None
+    return spaces.observation.number_types
 
 
 def check_algorithm(reader: CheckpointReader) -> None:

@@ -36,6 +36,7 @@ from rl_training.data.packing import (
 from rl_training.data.transforms import RewardTransform
 from rl_training.errors import DataError
 from rl_training.internals import available_memory, is_out_of_memory, release_freed_memory
+from rl_training.observations import NumberTypes, ObservationSpec
 from rl_training.types import Json, ReturnAfterTruncation, SpaceInfo
 
 RETURN_RANGE = 1000.0
@@ -72,6 +73,7 @@ def load_dataset(
     parts: Sequence[DatasetPart],
     spaces: SpaceInfo | None = None,
     *,
+    number_types: NumberTypes | None = None,
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
@@ -86,20 +88,23 @@ def load_dataset(
     """Check recorded data and load it onto `device`.
 
     `spaces` are the environment's, which error messages call `environment`. If they are None, the
-    spaces of the first part are used. With `next_actions`, batches have a `next_action`. With
-    `returns`, they have the return of the episode, which counts rewards after a truncation in this
-    way. With an `action_chunk`, rows are windows of that many steps; it excludes the other options
-    of this kind, and `n_step`. With `hindsight`, transitions are repeated with other goals, or get
-    them when they are sampled.
+    spaces of the first part are used, with numbers of observations in `number_types` (None: those
+    of the data, or float32 where its parts differ). With `next_actions`, batches have a
+    `next_action`. With `returns`, they have the return of the episode, which counts rewards after a
+    truncation in this way. With an `action_chunk`, rows are windows of that many steps; it excludes
+    the other options of this kind, and `n_step`. With `hindsight`, transitions are repeated with
+    other goals, or get them when they are sampled.
     Raises `DataError` if the data is invalid or does not fit the spaces.
     """
     if not parts:
         raise DataError("no dataset given")
     if action_chunk > 1 and (n_step > 1 or next_actions or hindsight is not None):
         raise ValueError("action_chunk excludes n_step, next_actions and hindsight")
+    if spaces is None and number_types is None:
+        number_types = _common_types([part.recording.info.observation for part in parts])
     for part in parts:
         fitted = fit_spaces(part.recording.info, spaces, environment)
-        spaces = spaces or _with_bounds(fitted, part)
+        spaces = spaces or _with_bounds(fitted, part).stored_as(number_types or {})
     assert spaces is not None
     parts = [
         replace(part, recording=reordered(part.recording, spaces.observation)) for part in parts
@@ -257,6 +262,16 @@ def _read(
     if info.given_observation is not None:  # else older fingerprints would differ
         about["observation"] = info.given_observation.describe()
     return LoadedPart(totals.rows, ends, returns, part.weight, about)
+
+
+def _common_types(observations: Sequence[ObservationSpec]) -> NumberTypes:
+    """The types of numbers that are stored alike in all parts; float32 is that of the others."""
+    first, *others = (observation.number_types for observation in observations)
+    return {
+        name: kind
+        for name, kind in first.items()
+        if all(types.get(name) == kind for types in others)
+    }
 
 
 def _reward_transform(part: DatasetPart, returns: np.ndarray) -> RewardTransform:

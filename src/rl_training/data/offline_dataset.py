@@ -186,7 +186,8 @@ class OfflineDataset:
             raise DataError(
                 f"observations {self.spaces.observation.describe()}: only numbers can be normalized"
             )
-        chunks = torch.split(self._rows[:, : self.layout.obs_dim], CHUNK_ROWS)
+        rows = torch.split(self._rows[:, : self.layout.obs_dim], CHUNK_ROWS)
+        chunks = [self.spaces.observation.numbers_of(each) for each in rows]
         mean = torch.stack([chunk.double().sum(0) for chunk in chunks]).sum(0) / len(self)
         deviations = ((chunk.double() - mean).square().sum(0) for chunk in chunks)
         squares = torch.stack(list(deviations)).sum(0)

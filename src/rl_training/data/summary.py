@@ -61,7 +61,6 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
     info = recording.info
     totals, stride = EpisodeTotals(), max(1, info.max_rows // SAMPLED_ROWS)
     observations, actions = LeafMoments(info.observation), Moments()
-    numbers = info.observation.number_columns if info.given_observation is not None else slice(None)
     kept_rows: list[tuple[np.ndarray, ...]] = []
     dropped = terminated = at_bounds = beyond_bounds = 0
     for steps in recording.chunks():
@@ -76,7 +75,7 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
         dropped += int((~kept).sum())
         chosen = slice(-totals.rows % stride, None, stride)
         kept_rows.append(
-            (obs[chosen][:, numbers].copy(), action[chosen].copy(), reward[chosen].copy())
+            (_numbers(obs[chosen], info), action[chosen].copy(), reward[chosen].copy())
         )
         totals.add(reward, steps.ended[kept])
         if progress is not None:
@@ -99,6 +98,17 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
         beyond_bounds,
         (sample_obs, sample_actions, sample_rewards),
     )
+
+
+def _numbers(rows: np.ndarray, info: RecordingInfo) -> np.ndarray:
+    """The numbers of observations side by side, without the leaves of other kinds."""
+    observation = info.given_observation
+    if observation is None:
+        return rows.copy()
+    leaves = observation.unpack(rows)
+    numbers = [leaf.name for leaf in observation.leaves if leaf.kind == "numbers"]
+    parts = [leaves[name].reshape(len(rows), -1).astype(np.float32) for name in numbers]
+    return np.concatenate([np.zeros((len(rows), 0), np.float32), *parts], axis=1)
 
 
 class LeafMoments:

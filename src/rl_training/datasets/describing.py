@@ -75,7 +75,8 @@ def _observation_lines(summary: Summary) -> Iterator[str]:
         leaf, ranges = each.leaf, each.ranges
         name = f"{one_line(leaf.name, LONGEST_NAME)}: " if leaf.name else ""
         shape = f" of shape {leaf.shape}" if leaf.shape else ""
-        yield f"  {name}{LEAF_KINDS[leaf.kind]}{shape}{_leaf_range(each)}"
+        stored = "" if leaf.kind != "numbers" or leaf.is_float32 else f", {leaf.dtype}"
+        yield f"  {name}{LEAF_KINDS[leaf.kind]}{shape}{stored}{_leaf_range(each)}"
         if leaf.kind == "numbers":
             yield from _range_lines(ranges)
 

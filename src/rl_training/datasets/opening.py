@@ -38,6 +38,7 @@ from rl_training.datasets.recipes import record_policy, record_random
 from rl_training.datasets.replay import open_replay
 from rl_training.envs import EnvironmentFactory
 from rl_training.errors import ConfigError, DataError
+from rl_training.observations import NumberTypes
 from rl_training.types import ReturnAfterTruncation, SpaceInfo
 from rl_training.validation import user_path
 
@@ -68,6 +69,7 @@ def build_dataset(
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
     observation_keys: Sequence[str] | None = None,
+    number_types: NumberTypes | None = None,
 ) -> OfflineDataset:
     """Open one or more datasets, check them, and load them onto the device.
 
@@ -75,7 +77,8 @@ def build_dataset(
     spaces of the first dataset are used. With `next_actions`, batches have a `next_action`, and
     with `returns` the return of the episode. With an `action_chunk`, rows are windows of that many
     steps. With `hindsight`, transitions are repeated with other goals, or get them when they are
-    sampled. `observation_keys` select leaves of the observations (None: all).
+    sampled. `observation_keys` select leaves of the observations (None: all). If `spaces` is
+    None, `number_types` are the types in which their numbers are stored (None: those of the data).
     """
     several = [sources] if isinstance(sources, DataSection | Mapping) else list(sources)
     leaves = LeafChoice(observation_keys, None if spaces is None else spaces.observation)
@@ -83,6 +86,7 @@ def build_dataset(
     return load_dataset(
         parts,
         spaces,
+        number_types=number_types,
         gamma=gamma,
         n_step=n_step,
         next_actions=next_actions,

@@ -63,7 +63,7 @@ def record_policy(
     choices, the fraction of random actions. As in an evaluation, wrappers use the statistics of
     the policy's training environment.
     """
-    actor = _noisy(policy, noise)
+    actor, factory = _noisy(policy, noise), factory.storing_as(policy.spaces.observation)
     if policy.wrapper_statistics is not None:
         factory = EvaluationFactory.like(factory, policy.wrapper_statistics)
     label = f"{name}, noise {noise:g}, seed {seed}"

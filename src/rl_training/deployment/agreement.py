@@ -28,6 +28,8 @@ BATCHES = (1, 2, 17)
 ROUNDING_STEPS, ROUNDING_FACTOR = 4, 8
 WIDTH = 3.0
 """Spread of the observations that are tried, in standard deviations"""
+LARGEST = 1_000
+"""Largest whole number that is tried"""
 
 
 def check_agreement(policy: Policy, exact: nn.Module, run: Runner, *, stochastic: bool) -> float:
@@ -60,10 +62,10 @@ def inputs_of(
     if observation.is_vector:
         inputs = {"obs": observations(policy, rows, random)}
     else:
-        numbers = iter(np.split(observations(policy, rows, random), observation.offsets[1:], 1))
+        words = np.split(observations(policy, rows, random), observation.offsets[1:], 1)
         inputs = {
-            f"obs/{leaf.name}" if leaf.name else "obs": _leaf(leaf, words, random)
-            for leaf, words in zip(observation.leaves, numbers, strict=True)
+            f"obs/{leaf.name}" if leaf.name else "obs": _leaf(leaf, drawn, random)
+            for leaf, drawn in zip(observation.leaves, words, strict=True)
             if leaf in policy.algorithm.acting_leaves()
         }
     if stochastic:
@@ -73,15 +75,21 @@ def inputs_of(
     return inputs
 
 
-def _leaf(leaf: ObservationLeaf, numbers: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Draw values of a leaf; those of numbers are given."""
-    shape = (len(numbers), *leaf.shape)
+def _leaf(leaf: ObservationLeaf, drawn: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Draw values of a leaf; those of float32 are given."""
+    shape = (len(drawn), *leaf.shape)
+    if leaf.is_float32:
+        return drawn.reshape(shape)
+    if leaf.holds_integers:
+        limits = np.iinfo(leaf.dtype)
+        ends = max(limits.min, -LARGEST), min(limits.max, LARGEST)
+        return random.integers(*ends, size=shape, dtype=leaf.dtype, endpoint=True)
     if leaf.kind == "numbers":
-        return numbers.reshape(shape)
+        return (WIDTH * random.standard_normal(shape)).astype(leaf.dtype)
     if leaf.kind == "discrete":
         low = np.asarray(leaf.starts)
-        drawn = random.integers(low, low + np.asarray(leaf.choices), (len(numbers), leaf.numbers))
-        return drawn.reshape(shape)
+        size = (len(drawn), leaf.numbers)
+        return random.integers(low, low + np.asarray(leaf.choices), size).reshape(shape)
     return random.integers(256 if leaf.kind == "image" else 2, size=shape, dtype=np.uint8)
 
 

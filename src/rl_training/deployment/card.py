@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_training.deployment.anonymous import REMOVED
-from rl_training.deployment.hub_files import CONFIG
+from rl_training.deployment.hub_files import CONFIG, observation_size
 from rl_training.deployment.results import PolicyScore, Results, SeedScores
 from rl_training.errors import one_line
 from rl_training.types import Json
@@ -173,9 +173,10 @@ def _seed_table(scores: SeedScores) -> list[str]:
 
 def _usage_section(contents: CardContents) -> list[str]:
     name = contents.repo_id.partition("/")[2]
-    size = contents.policy.get("obs_dim")
-    length = size if isinstance(size, int) else 1
-    observation = json.dumps([0.0] * length) if length <= MOST_SEEDS else None
+    length = observation_size(contents.policy)
+    observation = None
+    if length is not None and length <= MOST_SEEDS:
+        observation = json.dumps([0.0] * length)
     predict = (
         [f"rl-training predict {name} --obs '{observation}'"] if observation is not None else []
     )

@@ -10,6 +10,7 @@ from rl_training.checkpoints.format import (
     POLICY,
 )
 from rl_training.config_files import MAX_BYTES
+from rl_training.types import Json
 
 CARD, CONFIG, RESULTS, VIDEO = "README.md", "config.yaml", "results.json", "replay.mp4"
 LIMITS = {
@@ -34,3 +35,17 @@ def readable_size(size: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1_000
     return f"{value:.1f} GB"
+
+
+def observation_size(policy: Json) -> int | None:
+    """Return how many numbers an observation of a policy has; None if it is not one vector.
+
+    `policy` is the content of its `policy.json`, which may be damaged.
+    """
+    size, leaves = policy.get("obs_dim"), policy.get("observation")
+    match leaves:
+        case [{"name": "", "kind": "numbers", "shape": [only]}]:
+            size = only
+        case [*_]:
+            return None
+    return size if type(size) is int and size > 0 else None

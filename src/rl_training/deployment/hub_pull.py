@@ -14,7 +14,7 @@ from pathlib import Path
 from rl_training.checkpoints.files import PlainFolder, temporary_name
 from rl_training.checkpoints.format import MANIFEST, POLICY, CheckpointReader
 from rl_training.deployment.hub_client import Hub, ListedFile, Repository
-from rl_training.deployment.hub_files import LIMITS, REQUIRED, readable_size
+from rl_training.deployment.hub_files import LIMITS, REQUIRED, observation_size, readable_size
 from rl_training.errors import CheckpointError, UserError, one_line
 from rl_training.validation import user_path
 
@@ -30,7 +30,8 @@ class DescribedPolicy:
     environment: str
     environment_id: str | None
     """None if others cannot create the environment by its id"""
-    observation_size: int
+    observation_size: int | None
+    """Numbers of an observation; None if it is not one vector"""
     modules: tuple[str, ...]
     """Modules that the environment needs; none of them is imported"""
 
@@ -75,13 +76,12 @@ def described_policy(folder: Path) -> DescribedPolicy:
     environment = values.get("environment")
     environment = environment if isinstance(environment, dict) else {}
     known, label = environment.get("id"), environment.get("label")
-    size = values.get("obs_dim")
     name = known if isinstance(known, str) else label
     return DescribedPolicy(
         algorithm=one_line(str(values.get("algo")), MAX_NAME),
         environment=one_line(str(name or "an environment of its own"), MAX_NAME),
         environment_id=known if isinstance(known, str) else None,
-        observation_size=size if type(size) is int and size > 0 else 1,
+        observation_size=observation_size(values),
         modules=_module_names(environment.get("modules")),
     )
 

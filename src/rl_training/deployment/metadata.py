@@ -87,9 +87,10 @@ def metadata(policy: Policy, origin: Origin, *, stochastic: bool) -> dict[str, s
 
 def observation_space(policy: Policy) -> Json:
     """Describe what actions depend on. A policy does not store the bounds of observations."""
-    if policy.spaces.observation.is_vector:
-        return {"type": "Box", "shape": [policy.spaces.obs_dim], "dtype": "float32"}
     needed = ObservationSpec(policy.algorithm.acting_leaves())
+    first = needed.leaves[0]
+    if not first.name and first.kind == "numbers" and len(first.shape) == 1:
+        return {"type": "Box", "shape": list(first.shape), "dtype": first.dtype.name}
     return {"type": "Dict", "leaves": needed.to_json()}
 
 

@@ -55,9 +55,10 @@ class GoalEnvironment:
         self._env = factory()
         try:
             observation = describe_observations(
-                self._env.observation_space, factory.observation_keys
+                self._env.observation_space, factory.observation_keys, factory.number_types
             )
             self._require_goals(observation)
+            self._goal = observation.leaf(DESIRED)
             self.achieved, self.desired = (
                 observation.columns(name) for name in (ACHIEVED, DESIRED)
             )
@@ -100,8 +101,7 @@ class GoalEnvironment:
         close_environment(self._env)
 
     def _of_tensors(self, function: _GoalFunction, achieved: Tensor, desired: Tensor) -> Tensor:
-        shape = (*achieved.shape[:-1], *self._space.shape)
-        return function.of_tensors(achieved.reshape(shape), desired.reshape(shape))
+        return function.of_tensors(*map(self._goal.tensor_in, (achieved, desired)))
 
     def _require_goals(self, observation: ObservationSpec) -> None:
         """Raise an error that says what is needed, unless everything is there."""
@@ -111,7 +111,7 @@ class GoalEnvironment:
             achieved is not None
             and desired is not None
             and achieved.kind == desired.kind == "numbers"
-            and achieved.shape == desired.shape
+            and (achieved.shape, achieved.dtype) == (desired.shape, desired.dtype)
         )
         names = (REWARD, REWARD + TORCH)
         has_rewards = any(self._env.has_wrapper_attr(name) for name in names)
@@ -119,8 +119,9 @@ class GoalEnvironment:
             return
         raise EnvironmentSetupError(
             "replay.hindsight: needs an environment with goals: observations with achieved_goal "
-            "and desired_goal (numbers, of one shape), and a method compute_reward(achieved_goal, "
-            "desired_goal, info), or compute_reward_torch(achieved_goal, desired_goal) for "
+            "and desired_goal (numbers, of one shape and type), and a method "
+            "compute_reward(achieved_goal, desired_goal, info), or "
+            "compute_reward_torch(achieved_goal, desired_goal) for "
             f"tensors; {self._label} has the observations {observation.describe()} and "
             f"{'a' if has_rewards else 'no'} compute_reward"
         )
@@ -131,8 +132,8 @@ class GoalEnvironment:
     def _call(
         self, function: _GoalFunction, achieved: np.ndarray, desired: np.ndarray
     ) -> np.ndarray:
-        shape = (len(achieved), *self._space.shape)
-        goals = [each.reshape(shape).astype(self._space.dtype) for each in (achieved, desired)]
+        words = (achieved, desired)
+        goals = [self._goal.values_in(each).astype(self._space.dtype) for each in words]
         with foreign_code(
             lambda error: EnvironmentRuntimeError(
                 f"{self._label}: {function.name} failed: {last_line(error)}"

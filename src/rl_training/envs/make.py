@@ -14,7 +14,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from rl_training.envs.snapshots.layers import (
     learning_wrappers,
 )
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
-from rl_training.envs.spaces import StatedActionRange
+from rl_training.envs.spaces import StatedActionRange, describe_spaces
 from rl_training.envs.tensors.contract import TensorSource
 from rl_training.envs.wrapper_statistics import use_statistics
 from rl_training.envs.wrapping import WrapperFactory, are_module_names, load_wrappers, untrusted
@@ -47,7 +47,8 @@ from rl_training.errors import (
     last_line,
     warn_user,
 )
-from rl_training.types import Json
+from rl_training.observations import NumberTypes, ObservationSpec
+from rl_training.types import Json, SpaceInfo
 
 EnvironmentSource = str | Environment | TensorSource | Callable[..., Environment]
 """A registered id, an example environment, a class or function that makes one, or a
@@ -71,6 +72,8 @@ class EnvironmentFactory:
     """The range of actions in an action space without finite bounds"""
     observation_keys: Sequence[str] | None = None
     training_wrappers: Sequence[WrapperFactory] = ()
+    number_types: NumberTypes | None = None
+    """The types in which numbers of observations are stored; None: those of the space"""
 
     def __call__(self) -> Environment:
         environment = self._make()
@@ -86,6 +89,14 @@ class EnvironmentFactory:
             close_environment(environment)
             raise
         return environment
+
+    def storing_as(self, observation: ObservationSpec) -> EnvironmentFactory:
+        """The same environments, whose observations are stored in the types of others."""
+        return replace(self, number_types=observation.number_types)
+
+    def spaces_of(self, environment: Environment) -> SpaceInfo:
+        """Describe the spaces of an environment that was made here."""
+        return describe_spaces(environment, self.observation_keys, self.number_types)
 
     def make_many(self, number: int) -> list[Environment]:
         """Make `number` environments; `EnvironmentSetupError` if two are the same object."""
@@ -283,13 +294,15 @@ def environment_factory(
     action_range: tuple[float, float] | None = None,
     observation_keys: Sequence[str] | None = None,
     training_wrappers: Sequence[Json] = (),
+    number_types: NumberTypes | None = None,
 ) -> EnvironmentFactory:
     """Return a factory for `source` if given, else for the registered `environment_id`.
 
     `wrappers` and `training_wrappers` are the settings that `load_wrappers` takes. `modules` are
     those that a run was trained with, and which must have been imported. `action_range` is the
     range of actions, for action spaces without finite bounds. `observation_keys` select leaves of
-    the observations (None: all).
+    the observations (None: all), and `number_types` are the types in which their numbers are stored
+    (None: those of the space).
     """
     if source is None and environment_id is None:
         raise ConfigError(
@@ -307,6 +320,7 @@ def environment_factory(
         action_range,
         observation_keys,
         load_wrappers(training_wrappers),
+        number_types,
     )
 
 

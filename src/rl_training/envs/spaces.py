@@ -11,7 +11,13 @@ from gymnasium import Env, Wrapper
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from rl_training.errors import EnvironmentSetupError, UnboundedActionsError, warn_user
-from rl_training.observations import ObservationLeaf, ObservationSpec, box_kind, select_names
+from rl_training.observations import (
+    NumberTypes,
+    ObservationLeaf,
+    ObservationSpec,
+    box_leaf,
+    select_names,
+)
 from rl_training.types import ActionKind, SpaceInfo
 from rl_training.validation import suggestion
 
@@ -23,22 +29,29 @@ EXACT_INTEGER = 2**24
 """Up to here, float32 has all whole numbers"""
 
 
-def describe_spaces(env: Env[Any, Any], observation_keys: Sequence[str] | None = None) -> SpaceInfo:
+def describe_spaces(
+    env: Env[Any, Any],
+    observation_keys: Sequence[str] | None = None,
+    number_types: NumberTypes | None = None,
+) -> SpaceInfo:
     """Return the sizes and bounds of an environment's spaces.
 
-    `observation_keys` selects leaves of the observation (None: all). Raises
-    `EnvironmentSetupError` for unsupported spaces.
+    `observation_keys` selects leaves of the observation (None: all). `number_types` are the types
+    in which their numbers are stored (None: those of the space). Raises `EnvironmentSetupError` for
+    unsupported spaces.
     """
-    return describe_space_pair(env.observation_space, env.action_space, observation_keys)
+    spaces = env.observation_space, env.action_space
+    return describe_space_pair(*spaces, observation_keys, number_types)
 
 
 def describe_space_pair(
     observation_space: Space[Any],
     action_space: Space[Any],
     observation_keys: Sequence[str] | None = None,
+    number_types: NumberTypes | None = None,
 ) -> SpaceInfo:
     """Same as `describe_spaces`, for a pair of spaces without an environment."""
-    observation = describe_observations(observation_space, observation_keys)
+    observation = describe_observations(observation_space, observation_keys, number_types)
     obs_dim, given = observation.size, None if observation.is_vector else observation
     if isinstance(action_space, Discrete):
         start = int(action_space.start)
@@ -89,11 +102,16 @@ def _bounded_actions(space: Space[Any]) -> tuple[ActionKind, np.ndarray, np.ndar
     return "continuous", space.low, space.high
 
 
-def describe_observations(space: Space[Any], keys: Sequence[str] | None = None) -> ObservationSpec:
+def describe_observations(
+    space: Space[Any],
+    keys: Sequence[str] | None = None,
+    number_types: NumberTypes | None = None,
+) -> ObservationSpec:
     """Return the leaves of an observation space, or only those that `keys` select.
 
     A key is the name of a leaf, such as "camera/left", or of a dictionary or tuple with all its
-    leaves. Raises `EnvironmentSetupError` if a selected leaf is not supported.
+    leaves. `number_types` are the types in which numbers are stored (None: their own). Raises
+    `EnvironmentSetupError` if a selected leaf is not supported.
     """
     spaces = dict(_leaf_spaces(space))
     try:
@@ -115,7 +133,8 @@ def describe_observations(space: Space[Any], keys: Sequence[str] | None = None) 
                 f"{leaf.name!r} of the observation has the shape {leaf.shape}, which is empty. "
                 f"{_selection_of(others)}"
             )
-    return ObservationSpec(leaves)
+    observation = ObservationSpec(leaves)
+    return observation if number_types is None else observation.stored_as(number_types)
 
 
 def _leaf_spaces(space: Space[Any], prefix: str = "") -> Iterator[tuple[str, Space[Any]]]:
@@ -141,7 +160,7 @@ def _leaf(name: str, space: Space[Any], supported: list[str]) -> ObservationLeaf
     if isinstance(space, Box):
         if np.issubdtype(space.dtype, np.integer) and space.low.size:
             _warn_of_rounding(name, max(-int(space.low.min()), int(space.high.max())))
-        return ObservationLeaf(name, box_kind(space.dtype, space.shape), space.shape)
+        return box_leaf(name, space.dtype, space.shape)
     if isinstance(space, Discrete):
         return _discrete_leaf(name, (), [int(space.n)], [int(space.start)])
     if isinstance(space, MultiDiscrete):
@@ -164,7 +183,7 @@ def _warn_of_rounding(name: str, largest: int) -> None:
     if largest > EXACT_INTEGER:
         what = f"{name!r} of the observation" if name else "the observation"
         warn_user(
-            f"{what} is a Box of whole numbers up to {largest:,}, and numbers are stored as "
+            f"{what} is a Box of whole numbers up to {largest:,}, and networks get numbers as "
             f"float32, which rounds those beyond {EXACT_INTEGER:,}; if it has such numbers, scale "
             "or split them with a wrapper"
         )

@@ -151,7 +151,9 @@ class Evaluator:
         ended.
         """
         quota = episodes_per_environment(self._num_episodes)
-        factory = EvaluationFactory.like(self._factory, policy.wrapper_statistics)
+        factory = EvaluationFactory.like(
+            self._factory.storing_as(policy.spaces.observation), policy.wrapper_statistics
+        )
         backend: Backend = "async" if self._in_processes and len(quota) > 1 else "sync"
         is_stopping = stopping or (lambda: False)
         with (

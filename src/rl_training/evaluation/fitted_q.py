@@ -28,6 +28,7 @@ from rl_training.data.transforms import ObservationNormalizer
 from rl_training.evaluation.diagnostics import CHUNK_ROWS, batches, policy_actions
 from rl_training.execution.policy import Policy
 from rl_training.models.network_plan import NetworkPlan
+from rl_training.observations import ALL_FLOAT32
 from rl_training.types import Batch, Metrics, SpaceInfo, State
 
 ENSEMBLE_SIZE = 5
@@ -78,12 +79,14 @@ class FittedQ:
         self.policy = policy
         # Statistics of this data: the policy's may come from other data, or it may have none.
         self._normalizer = None
-        if spaces.observation.is_numeric:  # encoders scale images
-            self._normalizer = ObservationNormalizer(spaces.obs_dim)
+        observation = spaces.observation
+        if observation.is_numeric:  # encoders scale images
+            self._normalizer = ObservationNormalizer(sum(x.numbers for x in observation.leaves))
             dataset.fit(self._normalizer)
+            observation = observation.stored_as(ALL_FLOAT32)
         self.units = Units.of(dataset, policy.algorithm.hyperparameters.gamma)
         self._generator = torch.Generator().manual_seed(seed)
-        self._network = NetworkPlan(spaces.observation).build(
+        self._network = NetworkPlan(observation).build(
             "critic",
             HIDDEN_SIZES,
             1,
@@ -135,7 +138,7 @@ class FittedQ:
             chosen = zip(parts.unbind(-1), spaces.actions.num_choices, strict=True)
             actions = torch.cat([F.one_hot(part, number) for part, number in chosen], -1).float()
         if self._normalizer is not None:
-            obs = self._normalizer.normalize(obs)
+            obs = self._normalizer.normalize(spaces.observation.numbers_of(obs))
         return torch.cat([obs, actions], dim=-1)
 
     def _values(self, obs: Tensor, actions: Tensor) -> Tensor:

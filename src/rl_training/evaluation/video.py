@@ -190,7 +190,9 @@ def play(
 
 def _episodes_one_by_one(subject: Subject, number: int) -> Iterator[EpisodeEnd]:
     policy = subject.policy
-    factory = EvaluationFactory.like(subject.factory, policy.wrapper_statistics)
+    factory = EvaluationFactory.like(
+        subject.factory.storing_as(policy.spaces.observation), policy.wrapper_statistics
+    )
     ended = 0
     with (
         isolated_global_streams(subject.seed),

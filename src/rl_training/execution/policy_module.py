@@ -162,7 +162,8 @@ class SampledPolicyModule(PolicyLayers):
 class LeafInputs(nn.Module):
     """A policy's module for observations that are not one vector: its inputs are the leaves.
 
-    Numbers are float32 and images uint8. Discrete and binary leaves may have any integer type.
+    Numbers have the type in which they are stored, and images are uint8. Discrete and binary leaves
+    may have any integer type.
     Leaves that only critics see are no inputs.
     """
 
@@ -186,7 +187,7 @@ class LeafInputs(nn.Module):
         """Take the leaves `(batch, ...)` in their order, then the other inputs of the module."""
         number = len(self._leaves)
         obs: Any = {leaf.name: value for leaf, value in zip(self._leaves, inputs, strict=False)}
-        if self._observation.is_numeric:
+        if self._observation.is_float32:
             obs = torch.cat(self._words(obs, inputs[0]), dim=-1)
         return self.policy(obs, *inputs[number:])
 
@@ -194,7 +195,7 @@ class LeafInputs(nn.Module):
         """Return the words of each leaf of numbers; zeros of those that are not given."""
         rows = like.shape[0]
         return [
-            given[leaf.name].reshape(rows, -1)
+            given[leaf.name].reshape(rows, leaf.words)
             if leaf.name in given
             else like.new_zeros(rows, leaf.words)
             for leaf in self._observation.leaves

@@ -79,8 +79,13 @@ class MLPDQNModel(nn.Module):
             body["critic_body"] = plan.build("critic", shared[:-1], shared[-1], **options)
         elif plan.encodes("critic"):
             body["critic_body"] = plan.build("critic", None, 0, **options)
-        features = body["critic_body"].sizes[-1] if body else self.obs_dim
         outputs = {"critic_value": self.num_outputs, "critic_advantage": self._all_outputs}
+        if not body:
+            return {
+                name: plan.build("critic", last, number, **noisy)
+                for name, number in outputs.items()
+            }
+        features = body["critic_body"].sizes[-1]
         return body | {
             name: MLP(features, last, number, **noisy) for name, number in outputs.items()
         }

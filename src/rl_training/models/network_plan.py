@@ -15,7 +15,7 @@ from rl_training.models.custom_networks import ROWS, CustomNetworks, why_not_map
 from rl_training.models.encoders.observations import ObservationEncoder, leaf_label
 from rl_training.models.mlp import MLP, Network, count_parameters, draw_lecun
 from rl_training.models.network_settings import NetworkSettings
-from rl_training.models.networks import EncodedNetwork, ModuleNetwork, chosen_leaves
+from rl_training.models.networks import EncodedNetwork, JoinedNumbers, ModuleNetwork, chosen_leaves
 from rl_training.observations import ObservationLeaf, ObservationSpec
 
 DEFAULTS = NetworkSettings()
@@ -40,8 +40,8 @@ class LayerOptions(TypedDict, total=False):
 class NetworkPlan:
     """Builds networks on observations.
 
-    Networks on numbers alone are plain MLPs, unless the settings say otherwise: a row of numbers
-    needs no encoder.
+    Networks on numbers alone are plain MLPs, unless the settings say otherwise: a row of float32
+    needs no encoder, and numbers of other types are only converted.
     """
 
     def __init__(
@@ -92,12 +92,14 @@ class NetworkPlan:
             return self._head(
                 part, size + other_inputs, hidden_sizes or (), outputs, make, **options
             )
-        if not self.encodes(part):
+        if not self.encodes(part) and self.observation.is_float32:
             size = self.observation.size
             return self._head(
                 part, size + other_inputs, hidden_sizes or (), outputs, make, **options
             )
-        encoder = self._encoder(part, options)
+        encoder: ModuleNetwork | JoinedNumbers = (
+            self._encoder(part, options) if self.encodes(part) else JoinedNumbers(self.leaves(part))
+        )
         inputs, head = encoder.sizes[-1] + other_inputs, None
         if hidden_sizes is not None:
             head = self._head(part, inputs, hidden_sizes, outputs, make, **options)
@@ -120,10 +122,12 @@ class NetworkPlan:
         """Raise `ConfigError` for settings that these networks of an algorithm have no use for."""
         settings, parts = self.settings, {name.partition("_")[0] for name in networks}
         reads = [isinstance(network, EncodedNetwork) for network in networks.values()]
-        if not self.observation.is_numeric and not any(reads):
+        if not self.observation.is_float32 and not any(reads):
+            advice = " or wrap the environment in Boxes of float32"
             raise ConfigError(
-                "this algorithm reads only observations that are numbers, not "
+                "this algorithm reads only observations that are float32, not "
                 f"{self.observation.describe()}; let it build its model with self.plan"
+                f"{advice if self.observation.is_numeric else ''}"
             )
         for part, given in (("actor", settings.actor_obs), ("critic", settings.critic_obs)):
             if given is not None and part not in parts:

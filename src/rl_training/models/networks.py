@@ -102,6 +102,31 @@ def _without_numbers(module: nn.Module) -> nn.Module:
     return module
 
 
+class JoinedNumbers(Network):
+    """The numbers of observations side by side, as floats: an encoder without parameters."""
+
+    def __init__(self, leaves: Sequence[ObservationLeaf]) -> None:
+        super().__init__()
+        self._numbers = [leaf.numbers for leaf in leaves]
+        size = sum(self._numbers)
+        self.sizes, self.ensemble, self.layout = (size, size), None, ParameterLayout({})
+        self.vector = nn.Parameter(torch.zeros(0))
+
+    def forward(
+        self,
+        inputs: Tensor | Mapping[str, Tensor],
+        vector: Tensor | None = None,
+        *,
+        mean_output: bool = False,
+        noise: Tensor | None = None,
+        dropout: Tensor | None = None,
+    ) -> Tensor:
+        leaves = [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
+        pairs = zip(leaves, self._numbers, strict=True)
+        # Sizes are given, because an exported program cannot infer those of leaves without axes.
+        return torch.cat([x.reshape(x.shape[0], numbers) for x, numbers in pairs], dim=-1)
+
+
 def chosen_leaves(leaves: Mapping[str, Tensor], names: Sequence[str]) -> Tensor | dict[str, Tensor]:
     """Return what an encoder takes: a single array itself, or the leaves by name."""
     return leaves[""] if list(names) == [""] else {name: leaves[name] for name in names}
@@ -119,7 +144,7 @@ class EncodedNetwork(Network):
         self,
         observation: ObservationSpec,
         leaves: Sequence[ObservationLeaf],
-        encoder: ModuleNetwork,
+        encoder: ModuleNetwork | JoinedNumbers,
         head: Network | None,
     ) -> None:
         super().__init__()
@@ -193,7 +218,8 @@ class EncodedNetwork(Network):
 
     def _features(self, rows: Tensor | Mapping[str, Tensor], vector: Any) -> Tensor:
         if not isinstance(rows, Tensor):
-            encoded: Tensor = self.encoder(chosen_leaves(rows, self._names), vector)
+            given = {n: self._observation.leaf(n).as_given(rows[n]) for n in self._names}
+            encoded: Tensor = self.encoder(chosen_leaves(given, self._names), vector)
             return encoded
         # Most leaves are no floats, and no method differentiates with respect to the others.
         leaves = self._observation.leaves_of(rows.detach().reshape(-1, rows.shape[-1]))

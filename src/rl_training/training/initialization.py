@@ -151,9 +151,13 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
     # Equal shapes are not enough: n means and n deviations look like 2n means.
     here, there = policy.spaces, trained.spaces
     if not there.fits(here):
+        taken, found = (
+            each.obs_dim if each.observation.is_vector else each.observation.describe()
+            for each in (there, here)
+        )
         raise ConfigError(
-            f"init_from = {path!r}: was trained for {there.obs_dim} observations and "
-            f"{there.action_dim} actions, but this run has {here.obs_dim} and {here.action_dim}; "
+            f"init_from = {path!r}: was trained for {taken} observations and "
+            f"{there.action_dim} actions, but this run has {found} and {here.action_dim}; "
             "use an environment or data of the same sizes"
         )
     if there.action_low is not None and there.action_high is not None:

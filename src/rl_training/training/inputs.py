@@ -27,7 +27,6 @@ from rl_training.envs import (
     EnvironmentFactory,
     EnvironmentSource,
     VectorEnvironment,
-    describe_spaces,
     environment_factory,
     measure_step_seconds,
     probe_resume_level,
@@ -46,6 +45,7 @@ from rl_training.errors import (
     warn_user,
 )
 from rl_training.execution.random_streams import Stream, stream_seed
+from rl_training.observations import ALL_FLOAT32, NumberTypes
 from rl_training.types import ActionKind, Json, ResumeLevel, SpaceInfo
 
 RECORDED = "recorded-data"
@@ -97,7 +97,16 @@ def config_factory(
         observation_keys=config.observation_keys,
         action_range=config.stated_action_range,
         training_wrappers=[section.model_dump() for section in config.training_wrappers],
+        number_types=own_number_types(config),
     )
+
+
+def own_number_types(config: TrainConfig) -> NumberTypes | None:
+    """The types in which a new run stores numbers of observations; None: their own.
+
+    Numbers that are normalized are stored as float32.
+    """
+    return ALL_FLOAT32 if config.normalizes_observations else None
 
 
 def describe_environment(
@@ -244,11 +253,13 @@ def open_inputs(
     resources: contextlib.ExitStack,
     *,
     seed_every_reset: bool,
+    number_types: NumberTypes | None,
 ) -> RunInputs:
     """Start the environments and load the data, and check that they fit the algorithm.
 
     With `seed_every_reset`, every episode starts from its own seed, which environments need whose
-    state cannot be saved.
+    state cannot be saved. `number_types` are the types in which numbers of observations are stored
+    if there is no environment.
     """
     config, environment, spaces = configs[0], None, None
     goals = None if config.hindsight is None else _open_goals(config, factory, resources)
@@ -262,7 +273,7 @@ def open_inputs(
         spaces = environment.spaces
     dataset = None
     if config.resolved_regime != "online":
-        dataset = _load_dataset(config, factory, spaces, arrays, goals, device)
+        dataset = _load_dataset(config, factory, spaces, arrays, goals, device, number_types)
         spaces = dataset.spaces if spaces is None else spaces
         check_fit(config, "the dataset", dataset.spaces.action_kind)
         if environment is not None and dataset.rewards is None:
@@ -402,6 +413,7 @@ def _load_dataset(
     arrays: Arrays | None,
     goals: GoalEnvironment | None,
     device: str,
+    number_types: NumberTypes | None,
 ) -> OfflineDataset:
     hyperparameters = config.algo_kwargs
     with reading_progress("reading data") as progress:
@@ -418,6 +430,7 @@ def _load_dataset(
             device=device,
             progress=progress,
             observation_keys=config.observation_keys,
+            number_types=number_types,
         )
 
 
@@ -426,7 +439,7 @@ def spaces_of(factory: EnvironmentFactory, config: TrainConfig) -> SpaceInfo:
     environment = factory()
     try:
         with _unbounded_actions_fit(config, factory.label):
-            spaces = describe_spaces(environment, factory.observation_keys)
+            spaces = factory.spaces_of(environment)
     finally:
         close_environment(environment)
     check_fit(config, factory.label, spaces.action_kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,9 @@ def _resume(
     configs, first = [saved.config for saved in saved_runs], saved_runs[0]
     config, description, execution = first.config, first.description, first.execution
     modules = saved_modules(description.environment)
-    factory = run_factory(config, environment, modules)
+    factory, number_types = run_factory(config, environment, modules), first.number_types
+    if factory is not None:
+        factory = dataclasses.replace(factory, number_types=number_types)
     check_regime(config, arrays)
     check_vectorization(config)
     population = Population()
@@ -156,6 +159,7 @@ def _resume(
             execution.device,
             resources,
             seed_every_reset=description.seeds_every_reset,
+            number_types=number_types,
         )
         require_same_data(description.data, inputs, hint=data_hint(first.state))
         parts = build_parts(

@@ -52,6 +52,7 @@ from rl_training.training.inputs import (
     describe_environment,
     environment_resume_level,
     open_inputs,
+    own_number_types,
     run_factory,
     run_resume_level,
 )
@@ -136,6 +137,7 @@ def _start(
             execution.device,
             resources,
             seed_every_reset=seed_every_reset,
+            number_types=own_number_types(config),
         )
         if current_networks() is not None and (reason := why_not_mapped(config, inputs.spaces)):
             warn_user(

@@ -27,6 +27,7 @@ from rl_training.checkpoints.loading import (
     check_algorithm_name,
     find_checkpoint,
     find_run,
+    saved_number_types,
 )
 from rl_training.checkpoints.run_folder import (
     RUN,
@@ -46,9 +47,10 @@ from rl_training.errors import (
 )
 from rl_training.execution.execution import Execution, resolve_device
 from rl_training.models.custom_networks import current_networks
+from rl_training.observations import NumberTypes
 from rl_training.training.controls import StopEarly
 from rl_training.training.engine import planned_updates
-from rl_training.training.inputs import RECORDED
+from rl_training.training.inputs import RECORDED, own_number_types
 from rl_training.training.saver import RunDescription
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import FINISHED, Json, ResumeLevel, ScheduleChoice
@@ -94,6 +96,13 @@ class SavedRun:
         assert self.folder is not None
         return self.folder.path
 
+    @property
+    def number_types(self) -> NumberTypes | None:
+        """The types in which the run stores numbers of observations; None: their own."""
+        if self.reader is None:
+            return own_number_types(self.config)
+        return saved_number_types(self.reader)
+
     def continues_with(self, others: Sequence[SavedRun]) -> bool:
         """Whether it can be trained in lockstep with the others: equal settings and step."""
         return all(
@@ -107,7 +116,8 @@ class SavedRun:
         own = {"config", "slot"}
         config = self.config.with_changes(seed=0, seeds=None, run_name=None)
         rest = self.description.model_dump(exclude=own)
-        return config, rest, self.execution, self.progress.position, self.progress.updates_left
+        progress = self.progress.position, self.progress.updates_left
+        return config, rest, self.execution, self.number_types, *progress
 
 
 def check_schedule_choice(schedule: ScheduleChoice | None) -> None:

@@ -14,7 +14,7 @@ from rl_training.data.formats.recording import RecordingInfo
 from rl_training.data.formats.stored import PROVENANCE, provenance_of
 from rl_training.data.leaves.description import leaves_from
 from rl_training.errors import ConfigError, DataError
-from rl_training.observations import ObservationLeaf, ObservationSpec
+from rl_training.observations import ALL_FLOAT32, ObservationLeaf, ObservationSpec
 from rl_training.types import ACTION_KINDS, ActionKind, Json
 
 MAX_ACTIONS = 2**31
@@ -95,8 +95,9 @@ def own_values(info: RecordingInfo, provenance: Json | None, description: str) -
         values["action_high"] = np.asarray(info.action_high, np.float64).tolist()
     if info.action_shape is not None:
         values["action_shape"] = list(info.action_shape)
-    if info.given_observation is not None:
-        values["observation"] = info.given_observation.to_json()
+    observation = info.observation.stored_as(ALL_FLOAT32)  # which is what LeRobot's features are
+    if not observation.is_vector:
+        values["observation"] = observation.to_json()
     if info.environment is not None:
         values["environment"] = json.loads(json.dumps(info.environment, default=str))
     if info.reference_scores is not None:
@@ -133,7 +134,7 @@ def _observation(values: Any) -> ObservationSpec | None:
     spec = leaves_from(values)
     if not spec.is_numeric:
         raise ValueError("observations that are not numbers")
-    return spec
+    return spec.stored_as(ALL_FLOAT32)
 
 
 def _is_finite(bound: np.ndarray | None) -> bool:

@@ -170,10 +170,11 @@ class _Writer:
 
     def _observations(self, steps: Arrays, key: str, prefix: str) -> Arrays:
         """The columns of the leaves of observations, each a vector."""
-        return {
+        columns = {
             f"{prefix}{feature}": steps[leaf_key(key, leaf.name)].reshape(-1, leaf.numbers)
             for feature, leaf in self._leaves.items()
         }
+        return {name: values.astype(np.float32, copy=False) for name, values in columns.items()}
 
     def _start_episode(self) -> None:
         """Begin a new data file if the current one is full: an episode is never split."""

@@ -149,7 +149,7 @@ def leads_to(
     Differences below float32 precision are ignored, because training uses float32. `observation`
     describes rows; None: vectors in any type.
     """
-    if observation is not None and not observation.is_numeric:
+    if observation is not None and not observation.is_float32:
         numbers = observation.number_columns
         others = np.setdiff1d(np.arange(observation.size), numbers)
         one, other = (rows[:, others].view(np.uint32) for rows in (next_obs, following))

@@ -17,13 +17,8 @@ Arrays = dict[str, np.ndarray]
 PROVENANCE = "provenance"
 """Name of the entry in a file"""
 MAX_BYTES = 100_000
-TYPES: dict[str, type[np.generic]] = {
-    "numbers": np.float32,
-    "image": np.uint8,
-    "discrete": np.int64,
-    "binary": np.bool_,
-}
-"""The type in which the leaves of each kind are written"""
+TYPES: dict[str, type[np.generic]] = {"discrete": np.int64, "binary": np.bool_}
+"""The types in which leaves are written that are stored otherwise"""
 TEXTS = ("command", "source", "source_sha256", "version")
 LONGEST = 500
 ACTION_TYPES: dict[ActionKind, type[np.generic]] = {
@@ -39,7 +34,7 @@ def stored_types(info: RecordingInfo) -> dict[str, tuple[tuple[int, ...], type[n
     action_type = ACTION_TYPES[info.action_kind]
     leaves = info.observation.leaves
     obs, next_obs = (
-        {leaf_key(key, leaf.name): (leaf.shape, TYPES[leaf.kind]) for leaf in leaves}
+        {leaf_key(key, x.name): (x.shape, TYPES.get(x.kind, x.dtype.type)) for x in leaves}
         for key in (OBSERVATIONS, NEXT_OBSERVATIONS)
     )
     return {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from rl_training.data.leaves.description import MAX_DEPTH, MAX_LEAVES, LeafChoice, checked_spec
 from rl_training.errors import DataError
-from rl_training.observations import ObservationLeaf, ObservationSpec, box_kind
+from rl_training.observations import ObservationLeaf, ObservationSpec, box_leaf
 
 OBSERVATIONS, NEXT_OBSERVATIONS = "observations", "next_observations"
 STORED_KINDS = {"numbers": "fiub", "image": "u", "discrete": "iu", "binary": "biu"}
@@ -55,7 +56,7 @@ def pack_leaves(
 ) -> np.ndarray:
     """Return the rows of leaves from a file; raise `DataError` for a value that cannot be one."""
     for leaf in spec.leaves:
-        if leaf.kind in ("discrete", "binary"):
+        if leaf.kind in ("discrete", "binary") or leaf.holds_integers:
             require_possible(leaf, leaves[leaf.name], leaf_key(name, leaf.name), first_row)
     return spec.pack(leaves)
 
@@ -73,6 +74,9 @@ def require_possible(leaf: ObservationLeaf, values: np.ndarray, name: str, first
 
 
 def _allowed(leaf: ObservationLeaf, component: int) -> str:
+    if leaf.holds_integers:
+        limits = np.iinfo(leaf.dtype)
+        return f"; it must be a whole number from {limits.min} to {limits.max} ({leaf.dtype})"
     if leaf.kind == "numbers":
         return ", not a finite number"
     if leaf.kind == "binary":
@@ -103,15 +107,18 @@ def open_observations(
     """Open the arrays of observations, and of next observations if there are any.
 
     `described` is what the file says about them. Returns a column for each, and the leaves of their
-    rows, or None if they are vectors of numbers.
+    rows, or None if they are vectors of float32.
     """
     names = leaf_names(list(arrays)) if described is None else [x.name for x in described.leaves]
     chosen = choice.select(names, name)
     columns = {key: _open(arrays, OBSERVATIONS, key, name) for key in chosen}
-    spec = _inferred_spec(columns, name, choice) if described is None else described.select(chosen)
     following: dict[str, Column] = {}
     if any(key.split("/")[0] == NEXT_OBSERVATIONS for key in arrays):
         following = {key: _open(arrays, NEXT_OBSERVATIONS, key, name) for key in chosen}
+    if described is None:
+        spec = _inferred_spec(columns, following, name, choice)
+    else:
+        spec = described.select(chosen)
     both = {OBSERVATIONS: columns, NEXT_OBSERVATIONS: following}
     if spec is None:
         return {key: found[""] for key, found in both.items() if found}, None
@@ -131,9 +138,9 @@ def _open(arrays: Openers, key: str, leaf: str, name: str) -> Column:
 
 
 def _inferred_spec(
-    columns: Mapping[str, Column], name: str, choice: LeafChoice
+    columns: Mapping[str, Column], following: Mapping[str, Column], name: str, choice: LeafChoice
 ) -> ObservationSpec | None:
-    """Describe arrays by their shapes and types; None if they are one vector of numbers."""
+    """Describe arrays by their shapes and types; None if they are one vector of float32."""
     leaves = []
     for key, column in columns.items():
         if not column.shape or 0 in column.shape[1:]:
@@ -141,7 +148,10 @@ def _inferred_spec(
                 f"{name}: {leaf_key(OBSERVATIONS, key)} has shape {column.shape}; it must be "
                 "(steps, ...), with at least one number for each step"
             )
-        leaves.append(_inferred_leaf(key, column, choice.expected_leaf(key)))
+        leaf = _inferred_leaf(key, column, choice.expected_leaf(key))
+        if leaf.kind == "numbers" and following.get(key, column).dtype != column.dtype:
+            leaf = replace(leaf, number_type="float32")
+        leaves.append(leaf)
     try:
         spec = checked_spec(tuple(leaves))
     except ValueError as error:
@@ -151,7 +161,6 @@ def _inferred_spec(
 
 def _inferred_leaf(name: str, column: Column, expected: ObservationLeaf | None) -> ObservationLeaf:
     shape, dtype = column.shape[1:], column.dtype
-    kind = box_kind(dtype, shape)
     if (
         expected is not None
         and expected.shape == shape
@@ -160,8 +169,8 @@ def _inferred_leaf(name: str, column: Column, expected: ObservationLeaf | None) 
     ):
         return expected
     if name and dtype.kind == "b":
-        kind = "binary"
-    return ObservationLeaf(name, kind, shape)
+        return ObservationLeaf(name, "binary", shape)
+    return box_leaf(name, dtype, shape)
 
 
 def _check_stored(leaf: ObservationLeaf, column: Column, name: str) -> None:

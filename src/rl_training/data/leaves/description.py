@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from rl_training.errors import ConfigError, DataError, one_line
-from rl_training.observations import LeafKind, ObservationLeaf, ObservationSpec, select_names
+from rl_training.observations import (
+    LeafKind,
+    NumberType,
+    ObservationLeaf,
+    ObservationSpec,
+    select_names,
+)
 from rl_training.validation import StrictModel, suggestion, validate
 
 DESCRIPTION = "observation_leaves"
@@ -34,11 +40,27 @@ class LeafDescription(StrictModel):
     shape: Annotated[list[Annotated[int, Field(ge=1, le=10**6)]], Field(max_length=10)]
     choices: Annotated[list[Annotated[int, Field(ge=1, le=2**31)]], Field(max_length=10**6)]
     starts: Annotated[list[Annotated[int, Field(ge=-(2**31), lt=2**31)]], Field(max_length=10**6)]
+    number_type: NumberType = "float32"
+    """Only written if it is another one, as earlier versions do not know it"""
+
+    @model_serializer(mode="wrap")
+    def _without_float32(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = write(self)
+        if self.number_type == "float32":
+            del values["number_type"]
+        return values
 
     def leaf(self) -> ObservationLeaf:
         leaf = ObservationLeaf(
-            self.name, self.kind, tuple(self.shape), tuple(self.choices), tuple(self.starts)
+            self.name,
+            self.kind,
+            tuple(self.shape),
+            tuple(self.choices),
+            tuple(self.starts),
+            self.number_type,
         )
+        if self.kind != "numbers" and self.number_type != "float32":
+            raise ValueError(f"the {leaf.label} has a number_type, but is {self.kind}")
         expected = leaf.numbers if self.kind == "discrete" else 0
         if len(self.choices) != expected or len(self.starts) != expected:
             raise ValueError(f"the {leaf.label} must have {expected} choices and starts")
@@ -116,7 +138,7 @@ ALL_LEAVES = LeafChoice()
 def difference(data: ObservationSpec, other: ObservationSpec, owner: str) -> str | None:
     """Say which leaves of the data are not those of `owner`; None if all are the same.
 
-    The order of the leaves may differ.
+    The order of the leaves may differ, and the types in which numbers are stored.
     """
     ours, theirs = ({leaf.name: leaf for leaf in spec.leaves} for spec in (data, other))
     missing = [name for name in theirs if name not in ours]
@@ -132,7 +154,7 @@ def difference(data: ObservationSpec, other: ObservationSpec, owner: str) -> str
             f"observation_keys: [{one_line(', '.join(theirs), 200)}]"
         )
     for name, leaf in ours.items():
-        if leaf != theirs[name]:
+        if replace(leaf, number_type="float32") != replace(theirs[name], number_type="float32"):
             return f"the {leaf.label} is {_leaf(leaf)}, {owner}'s is {_leaf(theirs[name])}"
     return None
 

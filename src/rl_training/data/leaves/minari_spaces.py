@@ -18,7 +18,7 @@ from rl_training.data.leaves.description import (
     checked_spec,
 )
 from rl_training.errors import ConfigError, DataError, one_line
-from rl_training.observations import ObservationLeaf, ObservationSpec, box_kind
+from rl_training.observations import ObservationLeaf, ObservationSpec, box_leaf
 from rl_training.types import Json
 from rl_training.validation import validate
 
@@ -100,7 +100,8 @@ def _leaf(part: _Part, names: list[str]) -> ObservationLeaf:
         if not _NUMBER.fullmatch(str(space["dtype"])):
             raise ValueError(f"the type {space['dtype']!r:.80}")
         shape = tuple(space["shape"])
-        values |= {"kind": box_kind(np.dtype(space["dtype"]), shape), "shape": list(shape)}
+        leaf = box_leaf(part.name, np.dtype(space["dtype"]), shape)
+        values |= {"kind": leaf.kind, "shape": list(shape), "number_type": leaf.number_type}
     elif kind == "Discrete":
         values |= {"kind": "discrete", "shape": []}
         values |= {"choices": [space["n"]], "starts": [space.get("start", 0)]}
@@ -233,7 +234,9 @@ def _leaf_space(leaf: ObservationLeaf) -> Json:
             np.reshape(each, leaf.shape).tolist() for each in (leaf.choices, leaf.starts)
         )
         return {"type": "MultiDiscrete", "dtype": "int64", "nvec": nvec, "start": starts}
-    low, high = (0, 255) if leaf.kind == "image" else (-np.inf, np.inf)
+    low, high = -np.inf, np.inf
+    if leaf.dtype.kind in "iu":
+        low, high = np.iinfo(leaf.dtype).min, np.iinfo(leaf.dtype).max
     return {
         "type": "Box",
         "dtype": leaf.dtype.name,

@@ -1,4 +1,4 @@
-"""Recorded observations with other leaves than those of the source, or in another order."""
+"""Recorded observations with other leaves than those of the source, or in another order or type."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from dataclasses import replace
 import numpy as np
 
 from rl_training.data.formats.recording import Recording, Steps
+from rl_training.data.leaves.columns import NEXT_OBSERVATIONS, OBSERVATIONS, pack_leaves
 from rl_training.data.leaves.description import LeafChoice
-from rl_training.observations import ObservationSpec
+from rl_training.observations import NumberTypes, ObservationSpec
 
 
 class LeavesRecording:
-    """A recording with some leaves of its observations, in a given order."""
+    """A recording with some leaves of its observations, in a given order.
 
-    def __init__(self, recording: Recording, names: Sequence[str]) -> None:
+    Numbers are stored in the given types (None: their own).
+    """
+
+    def __init__(
+        self, recording: Recording, names: Sequence[str], types: NumberTypes | None = None
+    ) -> None:
         self._recording = recording
-        observation = recording.info.observation.select(names)
+        self._given = recording.info.observation.select(names)
+        observation = self._given if types is None else self._given.stored_as(types)
+        self._observation = observation
         self.info = replace(
             recording.info,
             obs_dim=observation.size,
@@ -27,19 +35,28 @@ class LeavesRecording:
 
     def chunks(self) -> Iterator[Steps]:
         for steps in self._recording.chunks():
-            obs, next_obs = (self._chosen(rows) for rows in (steps.obs, steps.next_obs))
-            yield steps._replace(obs=obs, next_obs=next_obs)
+            yield steps._replace(
+                obs=self._chosen(steps.obs, OBSERVATIONS, steps),
+                next_obs=self._chosen(steps.next_obs, NEXT_OBSERVATIONS, steps),
+            )
 
-    def _chosen(self, rows: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(rows[:, self._words])
+    def _chosen(self, rows: np.ndarray, key: str, steps: Steps) -> np.ndarray:
+        chosen = np.ascontiguousarray(rows[:, self._words])
+        if self._observation == self._given:
+            return chosen
+        name = f"{self.info.name}: {steps.place}{key}"
+        return pack_leaves(self._observation, self._given.unpack(chosen), name, steps.first_row)
 
 
 def reordered(recording: Recording, observation: ObservationSpec) -> Recording:
-    """Return a recording whose leaves are in the order of `observation`, which has the same."""
-    names = [leaf.name for leaf in observation.leaves]
-    if names == [leaf.name for leaf in recording.info.observation.leaves]:
+    """Return a recording whose leaves are in the order and the types of `observation`.
+
+    It has the same leaves.
+    """
+    if recording.info.observation == observation:
         return recording
-    return LeavesRecording(recording, names)
+    names = [leaf.name for leaf in observation.leaves]
+    return LeavesRecording(recording, names, observation.number_types)
 
 
 def chosen_leaves(recording: Recording, choice: LeafChoice) -> Recording:

@@ -12,6 +12,7 @@ from rl_training.envs.snapshots.layers import foreign_code
 from rl_training.envs.spaces import describe_space_pair
 from rl_training.envs.tensors.contract import TensorEnvironment, TensorStep
 from rl_training.errors import EnvironmentSetupError, UserError, last_line
+from rl_training.observations import ALL_FLOAT32
 from rl_training.types import Json
 
 
@@ -35,7 +36,9 @@ class TensorVector:
             self.worlds: TensorEnvironment = source.make(
                 self.total_envs, self.device, **factory.kwargs
             )
-        self.spaces = describe_space_pair(self.worlds.observation_space, self.worlds.action_space)
+        self.spaces = describe_space_pair(
+            self.worlds.observation_space, self.worlds.action_space, number_types=ALL_FLOAT32
+        )
         if not self.spaces.observation.is_vector:
             raise EnvironmentSetupError(
                 f"{self._label}: tensor environments have one vector of numbers as observation, "

@@ -11,7 +11,6 @@ import numpy as np
 
 from rl_training.envs.make import EnvironmentFactory, close_environment
 from rl_training.envs.snapshots.layers import Environment, foreign_code
-from rl_training.envs.spaces import describe_spaces
 from rl_training.envs.vector.signalling import Deadline
 from rl_training.envs.vector.step_arrays import Field, step_layout, steps_per_round
 from rl_training.envs.vector.transport import Launcher
@@ -66,7 +65,7 @@ def start_workers(
     """
     example = factory()
     try:
-        spaces, total = describe_spaces(example, factory.observation_keys), num_seeds * num_envs
+        spaces, total = factory.spaces_of(example), num_seeds * num_envs
         layout = step_layout(
             total, example.observation_space, example.action_space, spaces.observation
         )

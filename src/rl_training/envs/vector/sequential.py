@@ -16,7 +16,7 @@ from rl_training.envs.snapshots.snapshot import (
     restore_environment,
     snapshot_environment,
 )
-from rl_training.envs.spaces import describe_observations, describe_spaces
+from rl_training.envs.spaces import describe_observations
 from rl_training.envs.vector.step_arrays import (
     NO_SEED,
     NO_SUCCESS,
@@ -33,7 +33,7 @@ from rl_training.errors import (
     as_exception,
     warn_user,
 )
-from rl_training.observations import ObservationSpec
+from rl_training.observations import NumberTypes, ObservationSpec
 from rl_training.types import Json, SpaceInfo
 
 MAX_REWARD = float(np.finfo(np.float32).max)
@@ -48,11 +48,14 @@ class CheckedEnvironment:
     """
 
     def __init__(
-        self, env: gym.Env[Any, Any], observation_keys: Sequence[str] | None = None
+        self,
+        env: gym.Env[Any, Any],
+        observation_keys: Sequence[str] | None = None,
+        number_types: NumberTypes | None = None,
     ) -> None:
         self.env = env
         self._obs_shape = env.observation_space.shape
-        observation = describe_observations(env.observation_space, observation_keys)
+        observation = describe_observations(env.observation_space, observation_keys, number_types)
         self._packed = None if observation.is_vector else observation
         """Describes observations that are not one vector, and become rows"""
         self._started = False
@@ -207,8 +210,8 @@ def make_environments(factory: EnvironmentFactory, number: int) -> list[CheckedE
     """Make `number` environments; raises `EnvironmentSetupError`, and closes them, on any error."""
     environments = factory.make_many(number)
     try:
-        keys = factory.observation_keys
-        return [CheckedEnvironment(environment, keys) for environment in environments]
+        stored = factory.observation_keys, factory.number_types
+        return [CheckedEnvironment(environment, *stored) for environment in environments]
     except BaseException:
         for environment in environments:
             close_environment(environment)
@@ -243,7 +246,7 @@ class SequentialVector:
         environments = make_environments(factory, number)
         example = environments[0].env
         try:
-            spaces = describe_spaces(example, factory.observation_keys)
+            spaces = factory.spaces_of(example)
             layout = step_layout(
                 number, example.observation_space, example.action_space, spaces.observation
             )

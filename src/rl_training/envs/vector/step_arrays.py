@@ -379,7 +379,7 @@ def find_errors(
     for obs in (next_obs, arrays.obs):
         values, shown = as_float32(obs), obs
         if not observation.is_vector:  # the words of other leaves are not floats
-            values = shown = values[:, observation.number_columns]
+            values = shown = observation.floats_in(values)
         errors = errors_in_values("observation", values, shown, num_envs) | errors
     return errors
 

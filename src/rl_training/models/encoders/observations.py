@@ -39,7 +39,7 @@ class NumbersEncoder(nn.Module):
     def __init__(self, leaf: ObservationLeaf, layers: Sequence[int] = ()) -> None:
         super().__init__()
         self._layers = len(layers)
-        inputs = leaf.numbers
+        inputs = self._numbers = leaf.numbers
         for layer, outputs in enumerate(layers):
             self.add_module(f"layer_{layer}", nn.Linear(inputs, outputs))
             inputs = outputs
@@ -47,7 +47,7 @@ class NumbersEncoder(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Return features `(batch, feature_size)` of a leaf `(batch, *shape)`."""
-        hidden = values.reshape(values.shape[0], -1).to(torch.get_default_dtype())
+        hidden = values.reshape(values.shape[0], self._numbers).to(torch.get_default_dtype())
         for layer in range(self._layers):
             hidden = torch.relu(self.get_submodule(f"layer_{layer}")(hidden))
         return hidden
