@@ -23,7 +23,10 @@ from rl_training.experiment.settings import NOT_LEARNING
 
 STEPS = (100_000, 200_000, 300_000, 500_000, 1_000_000)
 """Steps of the tables; the last one that all seeds reached is shown too"""
-OF_TASKS = ("env_id", "total_timesteps")
+NEAR = 0.03
+"""How far an evaluation may be from these steps, as a share of them: rollouts have fixed lengths"""
+OF_TASKS = ("env_id", "total_timesteps", "early_stopping")
+"""Settings that say where and how long to learn, and not how"""
 INSIDE, ABOVE, BELOW = "inside", "above", "below"
 
 
@@ -81,6 +84,11 @@ class MeasuredCurve:
         """The returns of all seeds after these steps; None if they were not evaluated there."""
         places = np.flatnonzero(self.steps == step)
         return self.returns[places[0]] if len(places) else None
+
+    def near(self, step: int) -> int | None:
+        """The step of the evaluation nearest to a step; None if it is too far away."""
+        nearest = int(self.steps[np.argmin(np.abs(self.steps - step))])
+        return nearest if abs(nearest - step) <= NEAR * step else None
 
 
 @dataclass(frozen=True)
@@ -199,7 +207,7 @@ def _learning_settings(config: str) -> dict[str, Any]:
 def _that_matter(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that change what is learned."""
     left_out = {*OF_TASKS, *NOT_LEARNING}
-    return {key: value for key, value in settings.items() if key not in left_out}
+    return {key: value for key, value in settings.items() if key.partition(".")[0] not in left_out}
 
 
 def main_curves(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
@@ -222,19 +230,20 @@ def result_rows(curve: MeasuredCurve) -> list[ResultRow]:
     """The rows of a curve at the standard steps, and at its last one."""
     rows = []
     published = counterparts(curve.config or "", curve.task)
-    for step in sorted({*STEPS, curve.reached}):
+    shown = {near: step for step in STEPS if (near := curve.near(step)) is not None}
+    for step in sorted({*shown, curve.reached}):
         values = curve.at(step)
-        if values is not None:
-            rows.append(
-                ResultRow(
-                    curve=curve,
-                    step=step,
-                    mean=Estimate.of(values, statistics.mean),
-                    middle=Estimate.of(values, statistics.interquartile_mean),
-                    seconds=tuple(curve.seconds[curve.steps == step][0]),
-                    published=tuple(row for row in published if row.step == step),
-                )
+        assert values is not None
+        rows.append(
+            ResultRow(
+                curve=curve,
+                step=step,
+                mean=Estimate.of(values, statistics.mean),
+                middle=Estimate.of(values, statistics.interquartile_mean),
+                seconds=tuple(curve.seconds[curve.steps == step][0]),
+                published=tuple(row for row in published if row.step == shown.get(step, step)),
             )
+        )
     return rows
 
 
@@ -244,9 +253,9 @@ def normalized_scores(
     """By config: the mean over tasks of the normalized score, where all tasks were measured."""
     by_config: dict[str, dict[str, np.ndarray]] = {}
     for curve in curves:
-        task, values = re.sub(r"-v\d+$", "", curve.task), curve.at(step)
-        if curve.stale is None and curve.config is not None and values is not None:
-            scores = statistics.normalized(curve.task, values)
+        task, near = re.sub(r"-v\d+$", "", curve.task), curve.near(step)
+        if curve.stale is None and curve.config is not None and near is not None:
+            scores = statistics.normalized(curve.task, curve.returns[curve.steps == near][0])
             if task in tasks and scores is not None:
                 by_config.setdefault(curve.config, {})[task] = scores
     return {

@@ -135,6 +135,10 @@ def draw_later(
 def pages(curves: Sequence[MeasuredCurve]) -> dict[Path, str]:
     """The current text of every page with results."""
     titles = {summary.name: summary.title for summary in list_algorithm_summaries()}
+    algorithms = {
+        *(key.partition("/")[0] for key in METHODS),
+        *(curve.algorithm for curve in curves),
+    }
     tables = {
         DOCS / "results.md": {
             "summary": results_tables.summary_text(curves),
@@ -147,7 +151,7 @@ def pages(curves: Sequence[MeasuredCurve]) -> dict[Path, str]:
         ROOT / "README.md": {"rates": results_tables.rates_text(curves)},
         **{
             DOCS / f"algorithms/{name}.md": {"measured": results_tables.measured_text(curves, name)}
-            for name in dict.fromkeys(key.partition("/")[0] for key in METHODS)
+            for name in sorted(algorithms)
         },
     }
     return {

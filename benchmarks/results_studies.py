@@ -13,6 +13,7 @@ from results_markdown import LINK, number, table, with_interval
 
 from rl_training.experiment import statistics
 
+VARIED = "sac/mujoco"
 VARIANT_STEPS = (50_000, 100_000, 200_000, 300_000)
 PRECISIONS = ("float32", "tf32")
 """Names of the runs that differ only in the precision of matrix products"""
@@ -25,25 +26,25 @@ SINGLE_RUNS = {
 
 
 def variants_text(curves: Sequence[MeasuredCurve]) -> str:
-    """For each task with several settings of one algorithm: a row for each of them."""
+    """For each task on which settings of SAC were varied: a row for each of them."""
     parts = []
     for task in dict.fromkeys(curve.task for curve in curves):
         own = [curve for curve in curves if curve.task == task and curve.stale is None]
-        studied = {curve.sources[0]["config"] for curve in own if curve.config is None}
-        own = [curve for curve in own if curve.sources[0]["config"] in studied]
+        own = [curve for curve in own if curve.sources[0]["config"] == VARIED]
+        if all(curve.config is not None for curve in own):
+            continue
         own.sort(key=lambda curve: (curve.config is None, curve.config, curve.label, curve.name))
-        if own:
-            rows = [
-                [
-                    f"{each.label} ([{each.name}]({LINK}learning/{each.files[0]}))",
-                    f"{len(each.seeds)}",
-                    *(mean_at(each, step) for step in VARIANT_STEPS),
-                ]
-                for each in own
+        rows = [
+            [
+                f"{each.label} ([{each.name}]({LINK}learning/{each.files[0]}))",
+                f"{len(each.seeds)}",
+                *(mean_at(each, step) for step in VARIANT_STEPS),
             ]
-            header = ["settings", "seeds", *(f"{step:,}" for step in VARIANT_STEPS)]
-            alignment = "l" + "r" * (len(header) - 1)
-            parts.append(f"**{task}**\n\n{table(header, alignment, rows)}")
+            for each in own
+        ]
+        header = ["settings", "seeds", *(f"{step:,}" for step in VARIANT_STEPS)]
+        alignment = "l" + "r" * (len(header) - 1)
+        parts.append(f"**{task}**\n\n{table(header, alignment, rows)}")
     return "\n".join(parts)
 
 

@@ -107,6 +107,14 @@ def test_an_unfinished_curve_ends_where_all_seeds_were_evaluated(tmp_path: Path)
     assert "stopped after 150,000 of 300,000 steps" in results_tables.about(curve)
 
 
+def test_evaluations_near_the_standard_steps_are_shown_with_their_own_step(tmp_path: Path) -> None:
+    write_curve(tmp_path, {102_400: LOW, 150_000: LOW, 204_800: AROUND, 320_000: HIGH})
+    [curve] = read_curves(tmp_path, {})
+    rows = result_rows(curve)
+    assert [row.step for row in rows] == [102_400, 204_800, 320_000]
+    assert [[each.step for each in row.published] for row in rows] == [[100_000], [200_000], []]
+
+
 def test_stale_results_are_marked_and_neither_mixed_nor_compared(tmp_path: Path) -> None:
     old = three_rounds(tmp_path)
     new = write_curve(tmp_path, {300_000: AROUND}, first_seed=4)
@@ -142,7 +150,7 @@ def test_curves_that_must_not_be_pooled_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "label", "config"),
     [
-        ({"eval_interval": 50_000, "compile": "off"}, "`sac/mujoco`", "sac/mujoco"),
+        ({"compile": "off", "early_stopping.patience": 3}, "`sac/mujoco`", "sac/mujoco"),
         ({"float32_precision": "high"}, "`sac/mujoco`, TF32", "sac/mujoco"),
         ({"algo_kwargs.learning_rate": 1e-3}, "`sac/mujoco_fast`", "sac/mujoco_fast"),
         ({"algo_kwargs.tau": 0.1}, "`sac/mujoco`, `tau: 0.1`", None),
