@@ -24,11 +24,11 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 """Published names of a packaged config, or else of its algorithm"""
 RELEASES = {
-    **dict.fromkeys(("SAC", "CrossQ", "REDQ20", "DroQ20"), "SimbaV2's files"),
-    **dict.fromkeys(("FlashSAC", "XQC", "PPO"), "FlashSAC's files"),
-    "XQCrepo": "XQC's files",
+    **dict.fromkeys(("SAC", "CrossQ", "REDQ20", "DroQ20"), "SimbaV2"),
+    **dict.fromkeys(("FlashSAC", "XQC", "PPO"), "FlashSAC"),
+    "XQCrepo": "XQC",
 }
-"""Which authors released the curves of a method"""
+"""The work whose authors released the curves of a method"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class PublishedRow:
     @property
     def title(self) -> str:
         name = "XQC" if self.method == "XQCrepo" else self.method
-        return f"{name} ({self.source}), {self.version}"
+        by = "" if self.source == name else f" ({self.source})"
+        return f"{name}{by}, {self.version}"
 
 
 @functools.cache

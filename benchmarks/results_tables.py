@@ -93,7 +93,7 @@ def published_cell(row: ResultRow, published: PublishedRow) -> str:
         "" if published.deviation is None else f"{NO_BREAK}±{NO_BREAK}{number(published.deviation)}"
     )
     verdict = row.verdict(published)
-    ending = "" if verdict is None else f": {verdict}"
+    ending = "" if verdict is None else f",{NO_BREAK}{verdict}"
     return f"{published.title}: {number(published.mean)}{spread}{ending}"
 
 

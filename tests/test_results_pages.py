@@ -88,10 +88,10 @@ def test_a_row_has_means_intervals_and_published_rows_with_verdicts(tmp_path: Pa
         f"7,800 [{middle[0]:,.0f}, {middle[1]:,.0f}]",
         "4",
         "200",
-        "SAC (SimbaV2's files), v4: 7,680 ± 898: inside",
+        "SAC (SimbaV2), v4: 7,680 ± 898, inside",
     ]
-    assert first[-1] == "SAC (SimbaV2's files), v4: 6,156 ± 738: above"
-    assert third[-1] == "SAC (SimbaV2's files), v4: 8,593 ± 1,016: below"
+    assert first[-1] == "SAC (SimbaV2), v4: 6,156 ± 738, above"
+    assert third[-1] == "SAC (SimbaV2), v4: 8,593 ± 1,016, below"
     assert results_tables.summary_text([curve]).startswith(
         "In 2 of 3 comparisons, the published mean is inside or below our interval "
         "(1 inside, 1 below, 1 above).\n1 curves: 0 not finished, 0 stale, 1 with fewer than 8"
@@ -128,7 +128,7 @@ def test_stale_results_are_marked_and_neither_mixed_nor_compared(tmp_path: Path)
     text = results_tables.tasks_text(curves)
     cells = rows_of(text)
     assert [row[0] for row in cells] == ["`sac/mujoco`, **stale**"] * 3 + ["`sac/mujoco`"]
-    assert cells[0][-1] == "SAC (SimbaV2's files), v4: 6,156 ± 738"  # without a verdict
+    assert cells[0][-1] == "SAC (SimbaV2), v4: 6,156 ± 738"  # without a verdict
     assert "stale: critic_loss differs" in text
     assert "In 0 of 1 comparisons" in results_tables.summary_text(curves)
     assert rows_of(results_tables.guide_text(curves, {"sac": "SAC"}))[0][4].startswith("7,725 [")
@@ -200,7 +200,7 @@ def test_the_normalized_score_needs_all_five_tasks(tmp_path: Path) -> None:
     assert 0.2 < found.low < 0.5 < found.high < 0.8
     # The authors' data give 0.54 for SAC, as they published it.
     [text] = results_tables.normalized_text(curves)
-    assert rows_of(text)[0][-1] == "SAC (SimbaV2's files), v4: 0.54"
+    assert rows_of(text)[0][-1] == "SAC (SimbaV2), v4: 0.54"
     assert results_tables.normalized_text(curves[1:]) == []
 
 
