@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: chaos chaos-sweeps demo test lint generate results architecture docs bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-pages test-docs test-faults test-ray test-thorough test-browser test-learning test-compiled setup clean
+.PHONY: chaos chaos-sweeps demo test lint generate results architecture docs bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-pages test-docs test-faults test-ray test-simulators test-thorough test-browser test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -66,6 +66,10 @@ test-faults: $(READY)
 # Starts real Ray clusters in processes, and kills their workers and nodes.
 test-ray: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m ray
+
+# Installs simulators of other packages, several gigabytes, and runs the adapters of tensor environments there.
+test-simulators: $(READY)
+	@$(BIN)/python benchmarks/simulators.py
 
 # Kills workers, nodes and drivers of sweeps at random, with ten different seeds.
 chaos-sweeps: $(READY)

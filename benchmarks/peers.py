@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,14 @@ def peer_contestant(name: str, task: dict[str, Any]) -> Contestant:
 
 def peer_python(environment: str) -> str:
     """The interpreter of a peer's virtual environment, which the first call creates."""
+    return installed_python(environment, PACKAGES[environment])
+
+
+def installed_python(environment: str, packages: Sequence[str]) -> str:
+    """The interpreter of a virtual environment with `packages`, which the first call creates.
+
+    `packages` are arguments of `pip install`. Raises `PeerMissing` if they cannot be installed.
+    """
     folder = HOME / environment
     python, ready = folder / "bin" / "python", folder / ".ready"
     if not ready.exists():
@@ -76,7 +85,7 @@ def peer_python(environment: str) -> str:
         install = [str(python), "-m", "pip", "install", "--quiet", _torch()]
         try:
             subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-            subprocess.run([*install, *PACKAGES[environment]], check=True)
+            subprocess.run([*install, *packages], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise PeerMissing(f"could not be installed: {error}") from error
         ready.touch()

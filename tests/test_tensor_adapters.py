@@ -18,6 +18,7 @@ from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.envs.tensors.adapters import JaxWorlds, VecEnvWorlds, VectorWorlds
 from rl_training.envs.tensors.contract import TensorSource
 from rl_training.errors import EnvironmentSetupError
+from rl_training.runtime.workflows import resume_together
 from rl_training.types import TrainResult
 
 LIMIT = 5
@@ -107,11 +108,134 @@ def test_a_broken_world_that_its_simulator_has_reset_is_noticed() -> None:
     assert not worlds.step(torch.zeros(3, 1)).broken.any()
 
 
-def test_an_unknown_group_and_several_seeds_are_refused() -> None:
-    with pytest.raises(EnvironmentSetupError, match="there are policy, critic"):
+def test_groups_of_observations_are_chosen_by_name() -> None:
+    both = VecEnvWorlds(RslEnv(), group=("policy", "critic"))
+    assert list(both.observation_space) == ["critic", "policy"]
+    assert both.reset([0]).shape == (3, 4)
+    with pytest.raises(EnvironmentSetupError, match=r"no group 'actor'.* there are policy, critic"):
         VecEnvWorlds(RslEnv(), group="actor")
-    with pytest.raises(EnvironmentSetupError, match="one seed at a time"):
-        VecEnvWorlds(RslEnv()).reset([0, 1])
+
+
+class IsaacLabEnv(RslEnv):
+    """What Isaac Lab's `RslRlVecEnvWrapper` has besides: pairs from `reset`, and a time that runs.
+
+    One of its worlds breaks when it is pushed hard, and stays so until its time is over.
+    """
+
+    is_finite_horizon = False
+    clip_actions, max_episode_length = 3.0, LIMIT
+
+    def __init__(self, num_envs: int = 3) -> None:
+        super().__init__(num_envs)
+        self.unwrapped = SimpleNamespace(cfg=SimpleNamespace())
+        self.seeds: list[int] = []
+
+    @property
+    def episode_length_buf(self) -> torch.Tensor:
+        return self.count
+
+    def seed(self, seed: int) -> None:
+        self.seeds.append(seed)
+
+    def close(self) -> None:
+        raise AssertionError("whoever made it closes it: the next run needs it")
+
+    def reset(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        self.count, self.hurt = torch.zeros(self.num_envs), torch.zeros(self.num_envs, dtype=bool)
+        return self.get_observations(), {}
+
+    def step(self, actions: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor, dict[str, Any]]:
+        self.hurt |= actions[:, 0] <= -3
+        _, reward, dones, extras = super().step(actions)
+        self.hurt &= dones == 0
+        if self.is_finite_horizon:
+            del extras["time_outs"]
+        return self.get_observations(), reward, dones, extras
+
+    def observe(self) -> torch.Tensor:
+        hurt = getattr(self, "hurt", torch.zeros(self.num_envs, dtype=bool))
+        return super().observe().masked_fill(hurt[:, None], torch.nan)
+
+
+def test_a_broken_world_is_told_that_its_time_is_over() -> None:
+    worlds = VecEnvWorlds(IsaacLabEnv())
+    assert worlds.action_space == gym.spaces.Box(-3.0, 3.0, (1,))
+    worlds.reset([0])
+    step = worlds.step(torch.tensor([[-3.0], [0.0], [0.0]]))
+    assert step.broken.tolist() == [True, False, False]
+    step = worlds.step(torch.zeros(3, 1))
+    assert step.obs[0].tolist() == [0, 0]
+    assert not step.broken.any()  # counted once
+    assert step.left_out.tolist() == [True, False, False]
+    assert not (step.terminated | step.truncated).any()
+    for _ in range(LIMIT - 2):
+        step = worlds.step(torch.zeros(3, 1))
+    assert step.truncated.tolist() == [False, True, True]
+
+
+def test_the_limit_of_a_finite_horizon_is_an_end() -> None:
+    env = IsaacLabEnv()
+    env.is_finite_horizon = True
+    worlds = VecEnvWorlds(env)
+    worlds.reset([0])
+    for _ in range(LIMIT):
+        step = worlds.step(torch.zeros(3, 1))
+    assert step.terminated.all()
+    assert not step.left_out.any()
+
+
+class ManualEnv(IsaacLabEnv):
+    """mjlab's with `auto_reset = False`: it must not be stepped before ended worlds are reset."""
+
+    def __init__(self, num_envs: int = 3) -> None:
+        super().__init__(num_envs)
+        self.unwrapped = SimpleNamespace(
+            cfg=SimpleNamespace(auto_reset=False), reset=self.reset_some
+        )
+        self.due = torch.zeros(num_envs, dtype=bool)
+
+    def step(self, actions: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor, dict[str, Any]]:
+        assert not self.due.any()
+        self.count, self.hurt = self.count + 1, self.hurt | (actions[:, 0] <= -3)
+        late = self.count >= LIMIT
+        self.due = late | (actions[:, 0] >= 1)
+        extras = {"time_outs": late}
+        return self.get_observations(), torch.ones(self.num_envs), self.due.long(), extras
+
+    def reset_some(self, env_ids: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        self.count[env_ids], self.due[env_ids], self.hurt[env_ids] = 0, False, False
+        return self.get_observations(), {}
+
+
+def test_worlds_that_are_left_to_the_caller_are_reset_and_their_ends_are_known() -> None:
+    worlds = VecEnvWorlds(ManualEnv())
+    worlds.reset([0])
+    step = worlds.step(torch.tensor([[1.0], [-3.0], [0.0]]))
+    assert step.terminated.tolist() == [True, False, False]
+    assert step.broken.tolist() == [False, True, False]
+    assert step.obs.tolist() == [[0, 0], [0, 0], [1, -1]]
+    assert step.final_obs[0].tolist() == [1, -1]
+    for _ in range(LIMIT - 1):
+        step = worlds.step(torch.zeros(3, 1))
+    assert step.truncated.tolist() == [False, False, True]
+    assert not step.left_out.any()
+    assert step.final_obs[2].tolist() == [LIMIT, -LIMIT]
+
+
+def test_several_seeds_share_the_worlds(tmp_path: Path) -> None:
+    env = IsaacLabEnv(4)
+    worlds = VecEnvWorlds(env)
+    source = TensorSource(lambda num_envs, device: worlds, exact=False, evaluated=False)
+    settings = {"train_frequency": 8}
+    config = tiny(tmp_path, env_id=None, num_envs=2, total_timesteps=120, algo_kwargs=settings)
+    stopped = rl_training.train({**config, "seeds": [0, 1]}, env=source, callbacks=[StopAt(60)])
+    assert isinstance(stopped, list)
+    assert len(set(env.seeds)) > 1
+    for result in resume_together([each.run_dir for each in stopped], env=source):
+        assert result.metrics["global_step"] == 120
+        assert 0 < result.metrics["rollout/ep_len_mean"] <= LIMIT
+    with pytest.raises(EnvironmentSetupError, match=r"made 4 worlds.*set num_envs to 4"):
+        rl_training.train(config, env=source)
 
 
 class VectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
@@ -141,7 +265,7 @@ def test_a_vector_environment_of_tensors_gives_final_observations() -> None:
     assert step.truncated.all()
     assert not step.left_out.any()
     assert step.final_obs.tolist() == [[LIMIT, -LIMIT]] * 3
-    with pytest.raises(EnvironmentSetupError, match="SAME_STEP"):
+    with pytest.raises(EnvironmentSetupError, match=r"NEXT_STEP.*AutoresetMode.DISABLED"):
         VectorWorlds(VectorEnv(gym.vector.AutoresetMode.NEXT_STEP), "cpu")
 
 
@@ -167,7 +291,7 @@ def jax_worlds() -> JaxWorlds:
         step,
         num_envs=3,
         device="cpu",
-        obs_dim=2,
+        observation_space=gym.spaces.Box(-np.inf, np.inf, (2,)),
         action_space=gym.spaces.Box(-1.0, 1.0, (1,)),
         to_jax=np.from_dlpack,
     )
@@ -226,6 +350,21 @@ def test_a_resumed_rollout_does_not_continue_episodes_that_are_gone(tmp_path: Pa
     ended = stored[:, -1].view(8, 4)
     assert (ended[2] == 1).all()
     assert not (ended[:2] == 1).all(1).any()
+
+
+def test_a_resumed_run_does_not_continue_returns_of_episodes_that_are_gone(
+    tmp_path: Path,
+) -> None:
+    worlds = VecEnvWorlds(IsaacLabEnv(2), action_range=(0.0, 0.5))
+    source = TensorSource(lambda num_envs, device: worlds, exact=False, evaluated=False)
+    task = {"env_id": None, "num_envs": 2, "total_timesteps": 8}
+    config = tiny_of(get_algorithm_spec("flash_sac"), tmp_path, **task)
+    stopped = rl_training.train(config, env=source, callbacks=[StopAt(6)])
+    assert isinstance(stopped, TrainResult)
+    resumed = rl_training.resume_training(stopped.run_dir, env=source)
+    [saved] = resumed.checkpoint_path.glob("episodes*.safetensors")
+    [returns] = [value for name, value in load_file(saved).items() if "scaler.returns" in name]
+    assert returns.tolist() == [1, 1]  # three steps were made before it was stopped
 
 
 def test_transitions_that_are_left_out_are_never_stored(tmp_path: Path) -> None:

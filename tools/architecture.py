@@ -52,6 +52,7 @@ ROOMS = {
     "envs": "How is an environment made and scaled?",
     "envs/vector": "How are several environments stepped together?",
     "envs/tensors": "How does an environment look whose worlds are tensors on one device?",
+    "envs/tensors/adapters": "How do simulators of other packages become tensor environments?",
     "envs/warp": "How do Gymnasium's MuJoCo tasks run as thousands of worlds on a GPU?",
     "envs/snapshots": "How is an environment's state saved and restored?",
     "ray": "How is a Ray cluster joined or started?",

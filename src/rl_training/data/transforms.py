@@ -221,6 +221,10 @@ class DeviceReturnScaler(ReturnScaler):
             tensor.copy_(state[name])
         self._refresh()
 
+    def forget(self) -> None:
+        """Start all returns again, because the episodes that they belong to are gone."""
+        self.tensors["returns"].zero_()
+
     def _refresh(self) -> None:
         state, largest = self.tensors, self._scaling.largest
         count = state["count"]

@@ -54,8 +54,9 @@ class TensorEnvironment(ABC):
     is_capturable: ClassVar[bool] = False
     """Whether `step` can be captured in a CUDA graph. It must then launch everything on PyTorch's
     current stream, work in place, wait for nothing and not branch on data"""
-    observation_space: gym.spaces.Box
-    """Of one world: a vector of numbers"""
+    observation_space: gym.Space[Any]
+    """Of one world: a vector of numbers, or a dictionary of `Box`es of numbers. `obs` then has them
+    side by side, in the order of the space"""
     action_space: gym.Space[Any]
     """Of one world: `Box` with finite bounds, `Discrete`, `MultiDiscrete` or `MultiBinary`"""
 
@@ -99,7 +100,7 @@ class TensorSource:
     """Whether steps after `restore` give the same bits as without it"""
     evaluated: bool = True
     """False if a process can have the simulator only once: `make` must then always return the same
-    environment, and runs have no evaluations"""
+    environment, runs have no evaluations, and do not close it"""
 
     @property
     def resume_level(self) -> ResumeLevel:

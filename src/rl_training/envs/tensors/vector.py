@@ -39,12 +39,19 @@ class TensorVector:
         self.spaces = describe_space_pair(
             self.worlds.observation_space, self.worlds.action_space, number_types=ALL_FLOAT32
         )
-        if not self.spaces.observation.is_vector:
+        if not self.spaces.observation.is_numeric:
             raise EnvironmentSetupError(
-                f"{self._label}: tensor environments have one vector of numbers as observation, "
+                f"{self._label}: tensor environments have vectors of numbers as observations, "
                 f"not {self.worlds.observation_space}"
             )
+        if self.worlds.num_envs != self.total_envs:
+            raise EnvironmentSetupError(
+                f"{self._label} made {self.worlds.num_envs:,} worlds, but num_envs = {num_envs:,} "
+                f"for {len(seeds)} seed(s) needs {self.total_envs:,}; set num_envs to "
+                f"{self.worlds.num_envs // len(seeds):,}, or make as many worlds as it asks for"
+            )
         self._low, self._half = self._bounds()
+        self._is_own = source.evaluated
 
     def _making_error(self, error: BaseException) -> Exception:
         if isinstance(error, UserError):
@@ -84,7 +91,9 @@ class TensorVector:
         """Tensor environments have no wrappers, and so no statistics of them."""
 
     def close(self) -> None:
-        self.worlds.close()
+        """Free the worlds, unless they exist once in the process: another run may need them."""
+        if self._is_own:
+            self.worlds.close()
 
     def __enter__(self) -> TensorVector:
         return self

@@ -338,6 +338,8 @@ class TensorCollector:
         self._spare[seed_index] = saved[_SPARE].to(self._spare.device)
         if self._scalers:
             self._scalers[seed_index].load_tensors(_part_of(saved, _SCALER))
+            if not self._vector.worlds.is_restorable:
+                self._scalers[seed_index].forget()
 
     def _replay_of(self, seed_index: int) -> ReplayBuffer:
         sizes = [explorer.num_seeds for explorer in self._explorers]
