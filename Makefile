@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: chaos chaos-sweeps demo test lint generate architecture docs bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-pages test-docs test-faults test-ray test-simulators test-thorough test-browser test-learning test-compiled setup clean
+.PHONY: chaos chaos-sweeps demo test lint generate results architecture docs bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-pages test-docs test-faults test-ray test-simulators test-thorough test-browser test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -23,6 +23,7 @@ lint: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/python tools/generate_api.py --check
 	@$(BIN)/python tools/generate_docs.py --check
+	@$(BIN)/python benchmarks/results_pages.py --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
@@ -31,6 +32,11 @@ lint: $(READY)
 generate: $(READY)
 	@$(BIN)/python tools/generate_api.py
 	@$(BIN)/python tools/generate_docs.py
+
+# Writes tables, pictures and the page of results from the JSON files of measurements. Takes a minute: it
+# rehearses each result to find out whether the code still computes it.
+results: $(READY)
+	@$(BIN)/python benchmarks/results_pages.py --check-mathematics
 
 # Writes the drawings of docs/architecture.md and the tables of CONTRIBUTING.md from imports and a trace.
 architecture: $(READY)

@@ -1,98 +1,142 @@
-"""Draw learning curves from the JSON files of benchmarks/learning.py: one panel per environment.
+"""Draw learning curves: a picture for each task, by steps and by wall time, and one of all tasks.
 
-    python benchmarks/learning_picture.py docs/images/learning_curves.png
-        --curve "sac-1M=sac/mujoco" --curve "rate1e-3=sac/mujoco_fast"
-
-A line is the mean over seeds, a band its 95 % bootstrap interval, and a thin line one seed.
+A line is the mean over seeds, a band its 95 % bootstrap interval, and a thin line one seed. Gray
+are published means, as lines in a band of one deviation, or as single marks.
+`make results` draws the pictures again if what they show or this file has changed.
 """
 
 from __future__ import annotations
 
-import argparse
+import hashlib
+import itertools
 import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
-from learning_summary import Run, bootstrap_interval, read_runs
-from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter
-from reporting import RESULTS
+from learning_rows import MeasuredCurve
+from published_rows import PublishedRow, counterparts
 
-from rl_training.errors import UserError
+from rl_training.experiment import statistics
+from rl_training.experiment.comparison_picture import COLORS
 
-COLORS = ("#2563eb", "#d97706", "#059669", "#7c3aed")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FINGERPRINT = "Comment"
+"""Key of the text in a picture that says what was drawn"""
+COLUMNS = 2
+PANEL = (5.2, 3.7)
+"""Inches"""
+MARKERS, DASHES = "x+*^v", ("--", ":", "-.")
+GRAY = "#666666"
 
 
-def draw(folder: Path, labels: dict[str, str], path: Path) -> None:
-    """Draw every environment that has one of the curves, which `labels` gives names for readers."""
-    runs = [run for run in read_runs(folder) if run.name in labels]
-    if missing := sorted(set(labels) - {run.name for run in runs}):
-        raise UserError(f"{folder}: contains no curve named {', '.join(missing)}")
-    envs = sorted({run.env for run in runs})
-    figure, panels = plt.subplots(
-        1, len(envs), figsize=(4.6 * len(envs), 3.6), squeeze=False, layout="constrained"
-    )
-    for env, axes in zip(envs, panels[0], strict=True):
-        for color, (name, label) in zip(COLORS, labels.items(), strict=False):
-            own = [run for run in runs if (run.env, run.name) == (env, name)]
-            if own:
-                draw_curve(axes, own, label, color, folder)
-        axes.set_title(env)
-        axes.set_xlabel("environment steps")
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.set_xlim(left=0)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(loc="lower right", frameon=False, fontsize=9)
-    panels[0][0].set_ylabel("return of evaluation episodes")
+def colors_of(curves: Sequence[MeasuredCurve]) -> dict[str, str]:
+    """A color for each label, the same in all pictures."""
+    labels = sorted({(curve.config or "", curve.label) for curve in curves})
+    return {label: color for (_, label), color in zip(labels, itertools.cycle(COLORS))}
+
+
+def fingerprint(curves: Sequence[MeasuredCurve], colors: Mapping[str, str]) -> str:
+    """A hash of everything that a picture of these curves depends on."""
+    shown = [
+        [curve.task, curve.label, colors[curve.label], *(each.tolist() for each in _arrays(curve))]
+        for curve in curves
+    ]
+    published = [[repr(row) for row in _published(curve)] for curve in curves]
+    text = json.dumps([shown, published]) + Path(__file__).read_text("utf-8")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _arrays(curve: MeasuredCurve) -> tuple[np.ndarray, ...]:
+    return curve.steps, curve.returns, curve.seconds
+
+
+def is_current(path: Path, curves: Sequence[MeasuredCurve], colors: Mapping[str, str]) -> bool:
+    """Whether the picture was drawn from these curves."""
+    from PIL import Image  # matplotlib needs it too
+
+    if not path.exists():
+        return False
+    with Image.open(path) as picture:
+        return picture.info.get(FINGERPRINT) == fingerprint(curves, colors)
+
+
+def draw(
+    curves: Sequence[MeasuredCurve], path: Path, colors: Mapping[str, str], *, by_time: bool
+) -> None:
+    """Draw a panel for each task by steps, and with `by_time` one by wall time beside each."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    tasks = list(dict.fromkeys(curve.task for curve in curves))
+    panels = [(task, axis) for task in tasks for axis in ("steps", "seconds")[: 1 + by_time]]
+    columns = min(COLUMNS, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * lines), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes, (task, axis) in zip(grid, panels, strict=False):
+        _draw_panel(axes, [curve for curve in curves if curve.task == task], axis, colors)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
     figure.suptitle(
-        "Mean over seeds, 95 % bootstrap interval, and every seed", fontsize=10, color="#555555"
+        "Mean over seeds, 95 % bootstrap interval, and every seed. Gray: published means and "
+        "deviations",
+        fontsize=9,
+        color="#555555",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160, metadata={"Software": None})
-    plt.close(figure)
+    described = {"Software": None, FINGERPRINT: fingerprint(curves, colors)}
+    figure.savefig(path, dpi=120, metadata=described)
 
 
-def draw_curve(axes: Axes, runs: Sequence[Run], label: str, color: str, folder: Path) -> None:
-    """Draw a curve over the steps at which every seed was evaluated."""
-    seeds = sum(len(run.seeds) for run in runs)
-    returns = np.concatenate([returns_by_seed(folder / run.file) for run in runs], axis=1)
-    steps = np.array(sorted(runs[0].returns))[: len(returns)]
-    low, high = np.transpose([bootstrap_interval(row) for row in returns])
-    axes.plot(steps, returns, color=color, alpha=0.18, linewidth=0.7)
-    axes.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
-    mean = returns.mean(axis=1)
-    axes.plot(steps, mean, color=color, linewidth=2, label=f"{label}, {seeds} seeds")
+def _draw_panel(
+    axes: Axes, curves: Sequence[MeasuredCurve], axis: str, colors: Mapping[str, str]
+) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    if axis == "steps":
+        _draw_published(axes, curves)
+    for curve in curves:
+        _draw_curve(axes, curve, axis, colors[curve.label])
+    axes.set_title(curves[0].task, fontsize=11)
+    axes.set_xlabel("environment steps" if axis == "steps" else "seconds of all seeds together")
+    axes.set_ylabel("return of evaluation episodes")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="best", frameon=False, fontsize=8)
 
 
-def returns_by_seed(file: Path) -> np.ndarray:
-    """The returns as `(evaluations, seeds)`, up to the last evaluation that all seeds reached."""
-    rounds = [each["returns"] for each in json.loads(file.read_text())["evaluations"]]
-    return np.array([row for row in rounds if None not in row], dtype=np.float64)
+def _draw_curve(axes: Axes, curve: MeasuredCurve, axis: str, color: str) -> None:
+    at = curve.steps if axis == "steps" else curve.seconds.mean(axis=1)
+    scores = curve.returns[:, :, None]
+    low, high = statistics.interval(scores, statistics.mean)
+    name = f"{curve.label.replace('`', '')}, {len(curve.seeds)} seeds"
+    axes.plot(at, curve.returns, color=color, alpha=0.15, linewidth=0.6)
+    axes.fill_between(at, low, high, color=color, alpha=0.25, linewidth=0)
+    axes.plot(at, statistics.mean(scores), color=color, linewidth=2, label=name)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("picture", type=Path, help="image file to write")
-    parser.add_argument("--curve", action="append", required=True, metavar="NAME=LABEL")
-    parser.add_argument("--folder", type=Path, default=RESULTS / "learning")
-    arguments = parser.parse_args()
-    labels = dict(text.partition("=")[::2] for text in arguments.curve)
-    try:
-        draw(arguments.folder, labels, arguments.picture)
-    except UserError as error:
-        sys.exit(str(error))
-    print(f"written to {arguments.picture}")
+def _published(curve: MeasuredCurve) -> list[PublishedRow]:
+    return counterparts(curve.config or "", curve.task)
 
 
-if __name__ == "__main__":
-    main()
+def _draw_published(axes: Axes, curves: Sequence[MeasuredCurve]) -> None:
+    """Draw the published results of each method once."""
+    rows: dict[str, list[PublishedRow]] = {}
+    for row in dict.fromkeys(row for curve in curves for row in _published(curve)):
+        rows.setdefault(row.title, []).append(row)
+    dashes, markers = itertools.cycle(DASHES), itertools.cycle(MARKERS)
+    for title, own in rows.items():
+        steps, means = [row.step for row in own], np.array([row.mean for row in own])
+        if own[0].is_curve:
+            spread = np.array([row.deviation or 0.0 for row in own])
+            axes.fill_between(steps, means - spread, means + spread, color=GRAY, alpha=0.1)
+            axes.plot(steps, means, color=GRAY, linestyle=next(dashes), linewidth=1.2, label=title)
+        else:
+            axes.scatter(steps, means, color=GRAY, marker=next(markers), label=title, zorder=3)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from page_tables import with_tables
 from pydantic import BaseModel
 
 from rl_training.algorithms.spec import AlgorithmSpec, list_built_in_specs
@@ -38,7 +39,6 @@ from rl_training.sweeps.settings import (
 )
 
 ROOT = Path(__file__).parent.parent
-START, END = "<!-- {}: written by `make generate` -->\n", "<!-- end of {} -->\n"
 RESULTS = Path("benchmarks/results")
 CAMPAIGNS = RESULTS / "reliability.json"
 SAVING = {"CPU": RESULTS / "saving.json", "GPU": RESULTS / "saving_gpu.json"}
@@ -95,19 +95,10 @@ def pages() -> dict[Path, str]:
             for spec in specs
         },
     }
-    return {page: with_tables(page, parts) for page, parts in tables.items()}
-
-
-def with_tables(page: Path, tables: Mapping[str, str]) -> str:
-    """Return the text of a page with its tables replaced."""
-    text = read(page)
-    for name, table in tables.items():
-        start, end = START.format(name), END.format(name)
-        if text.count(start) != 1 or text.count(end) != 1:
-            sys.exit(f"{page}: must contain once {start.strip()} and {end.strip()}")
-        before, rest = text.split(start)
-        text = f"{before}{start}\n{table}\n{end}{rest.split(end)[1]}"
-    return text
+    return {
+        page: with_tables(page, read(page), parts, "make generate")
+        for page, parts in tables.items()
+    }
 
 
 def most_specific_first(spec: AlgorithmSpec) -> list[Setting]:

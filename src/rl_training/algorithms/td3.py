@@ -122,6 +122,6 @@ SPEC = AlgorithmSpec(
     name="td3",
     title="Twin Delayed DDPG",
     reference="arXiv:1802.09477, arXiv:2505.22642",
-    use_when="a deterministic policy, or a second opinion on SAC",
+    use_when="a deterministic policy, or a second opinion on SAC (docs/results.md has both)",
     algorithm=TD3,
 )

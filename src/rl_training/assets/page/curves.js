@@ -62,9 +62,12 @@ function curveCard(task, usesTime) {
 
 const FEW_BANDS = 2;
 
+/** The name of a method without its config and punctuation, which publications write differently. */
+const methodName = (name) => name.toLowerCase().split("/")[0].replace(/[^a-z0-9]/g, "");
+
 function curveLayers(task, usesTime) {
   const published = usesTime ? [] : shownPublished(task);
-  const own = new Set(state.data.methods.map((method) => method.algorithm.toLowerCase()));
+  const own = new Set(state.data.methods.map((method) => methodName(method.algorithm)));
   const layers = published.map((curve) => ({
     label: `${curve.method}, published`,
     name: curve.method,
@@ -72,7 +75,7 @@ function curveLayers(task, usesTime) {
     x: curve.steps,
     y: curve.mean,
     // Many gray bands hide each other: those of the page's own algorithms are drawn, others alone.
-    low: published.length > FEW_BANDS && !own.has(curve.method.toLowerCase())
+    low: published.length > FEW_BANDS && !own.has(methodName(curve.method))
       ? null : curve.mean.map((value, index) => value - curve.deviation[index]),
     high: curve.mean.map((value, index) => value + curve.deviation[index]),
     faint: [],
