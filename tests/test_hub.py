@@ -31,7 +31,8 @@ from rl_training import (
 from rl_training.checkpoints.format import MODEL, checkpoint_folders
 from rl_training.config_files import load_config
 from rl_training.deployment.anonymous import REMOVED, published_config, published_environment
-from rl_training.deployment.card import escaped, shown
+from rl_training.deployment.card import CardContents, escaped, model_card, shown
+from rl_training.deployment.results import Results
 from rl_training.errors import UserError
 from rl_training.experiment.statistics import interquartile_mean, interval
 
@@ -106,6 +107,19 @@ def test_a_pushed_policy_is_pulled_with_the_same_bytes(
     assert evaluate_checkpoint(folder, num_episodes=1)["eval_length_mean"] == 200
     assert SAC.load(folder).policy is not None
     assert load_config(folder / "config.yaml").seed == 0
+
+
+def test_the_card_shows_an_observation_only_if_it_is_one_vector() -> None:
+    leaf = {"kind": "numbers", "shape": [3]}
+    policies = {
+        "[0.0] * 3": {"obs_dim": 3},
+        "observation": {"obs_dim": 6, "observation": [{"name": n, **leaf} for n in "ab"]},
+    }
+    for shown_as, policy in policies.items():
+        contents = CardContents(
+            "me/policy", "sac", "Task-v0", policy, None, Results(), 10, True, {}, False
+        )
+        assert f"predict_checkpoint(path, {shown_as})" in model_card(contents)
 
 
 def test_the_client_of_the_hub_reads_the_card(hub: StandInHub, seeds: list[Path]) -> None:

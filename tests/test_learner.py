@@ -158,6 +158,14 @@ def test_compiled_learners_of_one_process_do_not_share_programs() -> None:
 
 
 @pytest.mark.compiled
+def test_the_batch_to_compile_with_does_not_count_as_sampling() -> None:
+    """Otherwise more would be subtracted from the time of the first updates than they took."""
+    prepared = learner(make_algorithm(0), given=batches(3), compiled=True)
+    assert prepared.prepare(lambda: False)
+    assert prepared.take_sampling_seconds() == 0.0
+
+
+@pytest.mark.compiled
 def test_identical_learners_can_share_compiled_programs() -> None:
     slow = learner(make_algorithm(1), given=batches(3))
     first = learner(make_algorithm(0), given=batches(3), compiled=True)

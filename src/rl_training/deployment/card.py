@@ -215,9 +215,12 @@ def _usage_section(contents: CardContents) -> list[str]:
     ]
 
 
-def _prediction(policy: Json, length: int) -> list[str]:
-    """Return the code that uses a policy, step by step if it remembers."""
-    obs = f"[0.0] * {length}"
+def _prediction(policy: Json, length: int | None) -> list[str]:
+    """Return the code that uses a policy, step by step if it remembers.
+
+    `length` is that of an observation, if it is one vector.
+    """
+    obs = "observation" if length is None else f"[0.0] * {length}"
     if (policy.get("algo_kwargs") or {}).get("recurrent", "none") == "none":
         return [f"action = rl_training.predict_checkpoint(path, {obs})"]
     call = f"action, state = rl_training.predict_checkpoint(path, {obs}, "

@@ -233,6 +233,7 @@ class Learner:
         finally:
             for tensor, kept in zip(written, before, strict=True):
                 tensor.copy_(kept)
+            self._sampling_seconds = 0.0  # drawing a batch to compile with is no part of updates
 
     @torch.no_grad()
     def _compile(self, source: Source) -> None:
