@@ -32,6 +32,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from curves.data import ABOUT, FILES, NAMES
 from curves.plan import measure_plan
 from curves.processes import INTERRUPTED, run_processes
 from curves.run import learn
@@ -59,6 +60,11 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--name", help="name of a single variant")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--variant", action="append", metavar="NAME:KEY=VALUE,...")
+    parser.add_argument("--data", choices=NAMES, metavar="NAME", help="recorded data to learn from")
+    parser.add_argument("--data-folder", type=Path, default=FILES, help=f"default: {FILES}")
+    parser.add_argument("--data-about", type=Path, default=ABOUT, help="what the files contain")
+    parser.add_argument("--init-from", metavar="NAME", help="a run in --work, of the same seeds")
+    parser.add_argument("--keep", action="store_true", help="keep the last checkpoints in --work")
     parser.add_argument("--parallel", type=int, default=1, help="variants or runs at a time")
     parser.add_argument("--plan", type=Path, metavar="FILE.yaml", help="measure a plan of runs")
     parser.add_argument("--list", action="store_true", help="only print what of a plan is done")
@@ -75,13 +81,15 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--name is for a single variant; --variant contains the name")
     if arguments.parallel < 1 or arguments.seeds < 1:
         parser.error("--parallel and --seeds: at least 1")
+    if arguments.keep and arguments.work is None:
+        parser.error("--keep: needs --work")
     if arguments.plan is None and (arguments.list or arguments.minutes is not None):
         parser.error("--list and --minutes belong to --plan")
     if arguments.minutes is not None and not 0 < arguments.minutes < math.inf:
         parser.error("--minutes: must be more than 0")
     if arguments.plan is not None:
-        if arguments.variant or arguments.name or arguments.set:
-            parser.error("--plan: the plan contains names and settings")
+        if any(getattr(arguments, key) for key in ("variant", "name", "set", "data", "init_from")):
+            parser.error("--plan: the plan contains names, settings and data")
         arguments.work = arguments.work or WORK
     return arguments
 

@@ -264,7 +264,7 @@ def test_other_settings_of_the_same_name_are_measured_again(
         ("tasks: [Pendulum-v1]", "tasks: Pendulum-v1", ["tasks = 'Pendulum-v1'", "list"]),
         ("tasks: [Pendulum-v1]", "tasks: [Pendulum-v1, Pendulum-v1]", ["two runs would write"]),
         ("sac/pendulum", "sac/nothing", ["run 1, Pendulum-v1", "not a packaged config"]),
-        ("sac/pendulum", "iql/pendulum", ["run 1", "plan online runs"]),
+        ("sac/pendulum", "iql/pendulum", ["run 1", "iql needs recorded data", "medium-expert"]),
         ("name: small", "name: ../up", ["not usable as a file name"]),
         ("batch_size: 8", "batch: 8", ["run 1, Pendulum-v1", "batch"]),
         ("name: small, ", "", ["run 1: name is missing"]),

@@ -22,13 +22,13 @@ import gymnasium as gym
 import numpy as np
 
 import rl_training
+from curves.data import OPTIONS
 from rl_training.algorithms import get_algorithm_spec
 from rl_training.callbacks import TrainingContext
 from rl_training.config import TrainConfig
 from rl_training.config_files import load_config
-from rl_training.errors import UserError
 
-RANDOM_STEPS, STEPS = 40, 80
+RANDOM_STEPS, STEPS, RECORDED = 40, 80, 200
 REHEARSED = {
     "actor_hidden_sizes": [16, 16],
     "batch_size": 16,
@@ -114,7 +114,8 @@ def cached_mathematics() -> Mathematics:
 
     def found(config: TrainConfig) -> Mapping[str, Any]:
         values = config.to_mapping()
-        key = json.dumps([values["algo"], values["algo_kwargs"]], sort_keys=True)
+        parts = [values[key] for key in ("algo", "algo_kwargs", "regime", "dataset")]
+        key = json.dumps(parts, sort_keys=True)
         if key not in known:
             known[key] = mathematics(config)
         return known[key]
@@ -123,15 +124,15 @@ def cached_mathematics() -> Mathematics:
 
 
 def rehearse(config: TrainConfig) -> dict[str, float]:
-    """Train briefly with the algorithm and settings of an online config; return what came out."""
-    if config.to_mapping()["dataset"] is not None:
-        raise UserError(
-            f"{config.algo} with a dataset: only online runs are measured here; for recorded data "
-            "use benchmarks/offline_learning.py"
-        )
+    """Train briefly with the algorithm and settings of a config; return what came out.
+
+    Recorded data is replaced by random steps, with the same options of rewards.
+    """
     spec, numbers = get_algorithm_spec(config.algo), _Numbers()
     known = config.to_mapping()["algo_kwargs"]
     rehearsed = {f"algo_kwargs.{key}": value for key, value in REHEARSED.items() if key in known}
+    if config.pretraining_updates:
+        rehearsed["algo_kwargs.offline_pretrain_updates"] = RANDOM_STEPS
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         small = load_config(
             config,
@@ -139,6 +140,8 @@ def rehearse(config: TrainConfig) -> dict[str, float]:
             env_id=None,
             env_kwargs={},
             wrappers=[],
+            dataset=_random_steps(config),
+            init_from=None,
             seed=0,
             seeds=None,
             num_envs=1,
@@ -166,6 +169,14 @@ def rehearse(config: TrainConfig) -> dict[str, float]:
                 progress=False,
             )
     return numbers.found
+
+
+def _random_steps(config: TrainConfig) -> dict[str, Any] | None:
+    """A recipe in place of the recorded data of a config, None if it has none."""
+    if not (sections := config.dataset_sections):
+        return None
+    options = sections[0].model_dump(mode="json", exclude_defaults=True, include=OPTIONS)
+    return {"kind": "random", "size": RECORDED, "seed": 0, **options}
 
 
 def stale(kept: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str | None:

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from curves.settings import SCRIPT
 
@@ -22,10 +22,16 @@ PATIENCE = 120.0
 
 
 def run_processes(
-    commands: Sequence[Sequence[str]], parallel: int = 1, seconds: float | None = None
+    commands: Sequence[Sequence[str]],
+    parallel: int = 1,
+    seconds: float | None = None,
+    after: Mapping[int, int] | None = None,
 ) -> list[int | None]:
     """Run the benchmark with each list of arguments, so that none inherits the compiled programs,
     device memory or failure of another. Return their exit codes.
+
+    `after` says which commands need an earlier one, by index: they wait for it, and are not started
+    unless its exit code is 0.
 
     After `seconds` the running ones are asked to stop, and the others are not started.
     """
@@ -42,14 +48,17 @@ def run_processes(
         if share := shares.get():
             os.sched_setaffinity(0, share)
 
-    def run(words: Sequence[str]) -> int | None:
+    def run(index: int) -> int | None:
+        # Commands are started in order, so that the earlier one has been.
+        if after and index in after and results[after[index]].result() != 0:
+            return NOT_STARTED
         left = None if until is None else until - time.monotonic()
         with guard:
             if ending or (left is not None and left <= 0):
                 return NOT_STARTED
             # A session of its own: Ctrl-C reaches this process alone, which passes on one signal.
             process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), *words], start_new_session=True
+                [sys.executable, str(SCRIPT), *commands[index]], start_new_session=True
             )
             running.append(process)
         try:
@@ -61,8 +70,11 @@ def run_processes(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     pool = ThreadPoolExecutor(parallel, initializer=take_share)
+    results: list[Future[int | None]] = []
     try:
-        return list(pool.map(run, commands))
+        for index in range(len(commands)):
+            results.append(pool.submit(run, index))
+        return [result.result() for result in results]
     finally:
         with guard:
             ending = True

@@ -15,23 +15,28 @@ from typing import Any
 from reporting import machine, warn_if_busy, write_json
 
 import rl_training
-from curves.mathematics import mathematics, stale
+from curves.data import check_data
+from curves.mathematics import mathematics
 from curves.settings import (
+    FINAL,
     Variant,
     code_commit,
     command_line,
     curve_path,
-    differences,
     fingerprint,
+    placed,
+    request,
+    start_folder,
     variant_config,
 )
-from curves.stored import other_request, read_stored
+from curves.stored import difference, read_stored
 from rl_training.callbacks import TrainingContext
+from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint
 from rl_training.checkpoints.run_folder import package_versions
 from rl_training.config import TrainConfig
-from rl_training.config_files import load_config
+from rl_training.data.scores import ReferenceScale, reference_scale
 from rl_training.envs.cores import available_cores
-from rl_training.errors import TrainingInterrupted
+from rl_training.errors import TrainingInterrupted, UserError
 from rl_training.experiment.curves import find_runs, read_curve
 from rl_training.runtime.workflows import resume_together
 
@@ -50,10 +55,12 @@ class CurveRecorder(rl_training.Callback):
         keep: Callable[[str, Rounds], None],
         before: Sequence[dict[str, Any]] = (),
         seconds: float = 0.0,
+        scale: ReferenceScale | None = None,
     ) -> None:
         """`keep` receives a description of the execution mode, and the rounds so far. `before` are
-        the rounds of earlier processes, which took `seconds`."""
-        self._seeds, self._keep = list(seeds), keep
+        the rounds of earlier processes, which took `seconds`. With a `scale`, rounds also have
+        scores."""
+        self._seeds, self._keep, self._scale = list(seeds), keep, scale
         self._rounds: dict[int, dict[str, Any]] = {each["step"]: dict(each) for each in before}
         self._began = time.perf_counter() - seconds
 
@@ -75,22 +82,33 @@ class CurveRecorder(rl_training.Callback):
             # Of the latest 100 episodes, with exploration: what some packages report.
             of_seeds = found.setdefault("training_returns", [None] * len(self._seeds))
             of_seeds[seed_index] = training
+        if self._scale is not None:
+            found["scores"] = scores(found["returns"], self._scale)
         found["wall_seconds"] = round(seconds, 2)
         found["steps_per_second"] = round(step * len(self._seeds) / seconds, 1)
         self._keep(context.execution, list(self._rounds.values()))
+
+
+def scores(returns: Sequence[float | None], scale: ReferenceScale) -> list[float | None]:
+    return [None if each is None else round(scale.score(each), 2) for each in returns]
 
 
 def learn(variant: Variant, arguments: argparse.Namespace) -> Path:
     """Train the seeds of the variant together, and return the file with their curve.
 
     With `arguments.work`, run folders are kept there until the curve is complete. A run that was
-    stopped is continued, unless the code computes something else now. Raises `TrainingInterrupted`
-    after a signal.
+    stopped is continued, unless the code computes something else now. With `arguments.keep`, the
+    last checkpoints stay there. Raises `TrainingInterrupted` after a signal.
     """
     config = variant_config(variant, arguments)
     assert config.seeds is not None
     path = curve_path(arguments.out, str(config.env_id), variant.name, arguments.first_seed)
+    if arguments.data is not None:
+        check_data(arguments.data_folder, arguments.data_about, str(config.env_id), arguments.data)
     about = describe(variant, arguments, config)
+    scale = reference_scale(config.env_id) if arguments.data or arguments.init_from else None
+    if scale is not None:
+        about["score_scale"] = str(scale)
     with work_folder(arguments.work, path.stem) as work:
         runs, earlier = continued(work, about)
         about["sessions"] = [*earlier.get("sessions", []), session(about, runs)]
@@ -107,17 +125,55 @@ def learn(variant: Variant, arguments: argparse.Namespace) -> Path:
             write_json(work / CURVE, kept)
             show(variant.name, rounds[-1])
 
-        recorder = CurveRecorder(config.seeds, keep, kept["evaluations"], kept["seconds"])
+        recorder = CurveRecorder(config.seeds, keep, kept["evaluations"], kept["seconds"], scale)
         try:
-            train_or_continue(config, work / RUNS, runs, recorder)
+            train_or_continue(placed(config, arguments), work / RUNS, runs, recorder)
         except TrainingInterrupted:
             # Time after the last evaluation counts as well.
             write_json(work / CURVE, {**kept, "seconds": round(recorder.seconds, 2)})
             raise
         if not path.exists():  # all was trained before, and the file was lost
             write_json(path, kept)
-        shutil.rmtree(work, ignore_errors=True)
+        if arguments.keep:
+            keep_checkpoints(work, kept)
+        else:
+            shutil.rmtree(work, ignore_errors=True)
     return path
+
+
+def keep_checkpoints(work: Path, kept: dict[str, Any]) -> None:
+    """Leave only the last checkpoint of each seed and the curve, for runs that start from them."""
+    final, part = work / FINAL, work / f"{FINAL}.part"
+    for folder in (final, part):
+        shutil.rmtree(folder, ignore_errors=True)
+    part.mkdir()
+    for run in find_runs([work / RUNS]):
+        checkpoint = find_checkpoint(run, names=MODEL_FILES).folder
+        shutil.copytree(checkpoint, part / f"seed{read_curve(run).seed}")
+    write_json(part / CURVE, kept)
+    part.rename(final)
+    shutil.rmtree(work / RUNS)
+    (work / CURVE).unlink()
+
+
+def start_of(arguments: argparse.Namespace, env: str) -> dict[str, Any] | None:
+    """What is known of the run that this one starts from; None if it starts from nothing."""
+    if arguments.init_from is None:
+        return None
+    if arguments.work is None:
+        raise UserError(
+            "--init-from: needs --work, the folder with the run that this one starts from"
+        )
+    path = start_folder(arguments, env) / FINAL / CURVE
+    if (kept := read_stored(path)) is None:
+        raise UserError(
+            f"--init-from {arguments.init_from}: {path} does not exist; measure that run first, "
+            "with --keep"
+        )
+    own = ("name", "config", "env", "settings", "seeds", "planned_steps", "eval_episodes", "data")
+    more = ("init_from", "config_fingerprint", "mathematics", "commit")
+    found = {key: kept[key] for key in (*own, *more) if key in kept}
+    return {**found, "returns": kept["evaluations"][-1]["returns"]}
 
 
 def stored_steps(path: Path, about: dict[str, Any]) -> int:
@@ -126,10 +182,10 @@ def stored_steps(path: Path, about: dict[str, Any]) -> int:
     It may come from another machine, and is replaced when the new one has reached as far.
     """
     values = read_stored(path)
-    if values is None or about["mathematics"] is None:
+    if values is None:
         return 0
     try:
-        if other_request(values, about) or stale(values.get("mathematics"), about["mathematics"]):
+        if difference(values, about):
             return 0
         return max((each["step"] for each in values["evaluations"]), default=0)
     except (LookupError, TypeError, AttributeError):  # not a curve
@@ -140,20 +196,17 @@ def describe(
     variant: Variant, arguments: argparse.Namespace, config: TrainConfig
 ) -> dict[str, Any]:
     """Everything about a curve that is known before it is measured."""
+    wanted, start = request(variant, arguments, config), start_of(arguments, str(config.env_id))
+    from_start = None if start is None else start["config_fingerprint"]
     return {
         "machine": machine(cores=available_cores(), load_before=warn_if_busy()),
         "command": command_line(variant, arguments),
-        "config": arguments.config,
-        "env": config.env_id,
-        "name": variant.name,
-        "settings": differences(load_config(arguments.config), config),
-        "config_fingerprint": fingerprint(config),
-        "mathematics": mathematics(config) if config.dataset is None else None,
+        **wanted,
+        "config_fingerprint": fingerprint(config, wanted.get("data"), from_start),
+        "mathematics": mathematics(config),
         "commit": arguments.commit or code_commit(),
         "versions": package_versions(),
-        "seeds": config.seeds,
-        "planned_steps": config.total_timesteps,
-        "eval_episodes": config.eval_episodes,
+        **({} if start is None else {"init_from": start}),
     }
 
 
@@ -201,8 +254,10 @@ def cannot_continue(work: Path, runs: Sequence[Path], about: dict[str, Any]) -> 
         kept = json.loads((work / CURVE).read_text())
     except (OSError, ValueError):
         return f"{CURVE} is missing or damaged"
-    if reason := other_request(kept, about) or stale(kept["mathematics"], about["mathematics"]):
+    if reason := difference(kept, about):
         return reason
+    if "init_from" in about and kept["init_from"]["returns"] != about["init_from"]["returns"]:
+        return f"{about['init_from']['name']}, from which they start, was trained again"
     if sorted(str(read_curve(run).seed) for run in runs) != sorted(map(str, about["seeds"])):
         return "some seeds have no run folder"
     return None
@@ -213,7 +268,7 @@ def train_or_continue(
 ) -> None:
     if not runs:
         rl_training.train(
-            load_config(config, output_dir=str(folder)), callbacks=[recorder], progress=False
+            config.with_changes(output_dir=str(folder)), callbacks=[recorder], progress=False
         )
     elif unfinished := [run for run in runs if read_curve(run).state != "finished"]:
         resume_together(unfinished, callbacks=[recorder], progress=False)

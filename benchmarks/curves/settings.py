@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from curves.data import described, with_data
 from rl_training.checkpoints.run_folder import git_commit
 from rl_training.config import TrainConfig
 from rl_training.config_files import load_config, packaged_configs
@@ -21,6 +22,9 @@ from rl_training.errors import UserError
 SCRIPT = Path(__file__).parent.parent / "learning.py"
 NOT_SETTINGS = ("output_dir", "run_name", "seed", "seeds")
 """Config keys that do not affect learning, or that the file stores elsewhere"""
+
+FINAL = "final"
+"""Folder in the work folder of a run that others start from: the last checkpoint of each seed"""
 
 ABSOLUTE_FOLDER = re.compile(r"(?<![\w.:/~])~?/(?:[^\s,'\"\]}]*/)?")
 
@@ -48,6 +52,8 @@ class Variant:
 
 
 def variant_config(variant: Variant, arguments: argparse.Namespace) -> TrainConfig:
+    """The settings of a curve. They do not say where its data and the policies are from which it
+    starts: that depends on the machine."""
     if arguments.config not in packaged_configs():
         names = ", ".join(packaged_configs())
         raise UserError(
@@ -71,6 +77,40 @@ def variant_config(variant: Variant, arguments: argparse.Namespace) -> TrainConf
     )
 
 
+def placed(config: TrainConfig, arguments: argparse.Namespace) -> TrainConfig:
+    """The config with the data and the policies of this machine."""
+    if arguments.data is not None:
+        data = described(arguments.data_about, str(config.env_id), arguments.data)
+        assert data is not None  # checked before
+        config = with_data(config, arguments.data_folder, data)
+    if arguments.init_from is not None:
+        checkpoints = start_folder(arguments, str(config.env_id)) / FINAL / "seed{seed}"
+        config = config.with_changes(init_from=str(checkpoints))
+    return config
+
+
+def start_folder(arguments: argparse.Namespace, env: str) -> Path:
+    """The work folder of the run that this one starts from."""
+    name = curve_path(arguments.out, env, arguments.init_from, arguments.first_seed).stem
+    return Path(arguments.work) / name
+
+
+def request(variant: Variant, arguments: argparse.Namespace, config: TrainConfig) -> dict[str, Any]:
+    """What a curve is of, apart from the code: curves with other values are not the same."""
+    found = {
+        "config": arguments.config,
+        "env": config.env_id,
+        "name": variant.name,
+        "settings": differences(load_config(arguments.config), config),
+        "seeds": config.seeds,
+        "planned_steps": config.total_timesteps,
+        "eval_episodes": config.eval_episodes,
+    }
+    if arguments.data is not None:
+        found["data"] = described(arguments.data_about, str(config.env_id), arguments.data)
+    return found
+
+
 def curve_path(folder: Path, env: str, name: str, first_seed: int = 0) -> Path:
     """The file of a curve. Runs of one variant with different seeds have different files."""
     seeds = f"__from{first_seed}" if first_seed else ""
@@ -88,6 +128,8 @@ def options(variant: Variant, arguments: argparse.Namespace) -> list[str]:
         "eval-interval": arguments.eval_interval,
         "eval-episodes": arguments.eval_episodes,
         "device": arguments.device,
+        "data": arguments.data,
+        "init-from": arguments.init_from,
         "name": variant.name,
     }
     words = []
@@ -101,9 +143,12 @@ def options(variant: Variant, arguments: argparse.Namespace) -> list[str]:
 def process_options(variant: Variant, arguments: argparse.Namespace) -> list[str]:
     """The arguments of a process that measures this variant for the present one."""
     words = [*options(variant, arguments), "--out", str(arguments.out)]
-    for option, value in {"--work": arguments.work, "--commit": arguments.commit}.items():
+    given = {"--work": arguments.work, "--commit": arguments.commit}
+    if arguments.data is not None:
+        given |= {"--data-folder": arguments.data_folder, "--data-about": arguments.data_about}
+    for option, value in given.items():
         words += [] if value is None else [option, str(value)]
-    return words
+    return [*words, "--keep"] if arguments.keep else words
 
 
 def command_line(variant: Variant, arguments: argparse.Namespace) -> str:
@@ -128,9 +173,13 @@ def differences(packaged: TrainConfig, chosen: TrainConfig) -> dict[str, Any]:
     }
 
 
-def fingerprint(config: TrainConfig) -> str:
-    """A hash of every resolved setting that affects learning."""
+def fingerprint(config: TrainConfig, data: Mapping[str, Any] | None, start: str | None) -> str:
+    """A hash of every resolved setting that affects learning, of the recorded data, and of the
+    fingerprint of the run that this one starts from."""
     values = {key: value for key, value in config.to_mapping().items() if key not in NOT_SETTINGS}
+    # Added only if there are any, so that others keep their fingerprints.
+    values |= {} if data is None else {"data": [part["fingerprint"] for part in data["parts"]]}
+    values |= {} if start is None else {"start": start}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -24,7 +24,28 @@ def other_request(kept: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     )
     if keys := sorted(key for key in before | now if before.get(key) != now.get(key)):
         return f"its settings differ ({', '.join(keys)})"
+    if _rows(kept) != _rows(wanted):
+        return "it learned from other recorded data"
     return None
+
+
+def _rows(values: dict[str, Any]) -> list[str]:
+    """The fingerprints of the data that a curve was learned from."""
+    data = values.get("data")
+    return [] if data is None else [part["fingerprint"] for part in data["parts"]]
+
+
+def difference(kept: dict[str, Any], wanted: dict[str, Any]) -> str | None:
+    """Why a curve is not the one that is wanted: by settings, by code, or because the run that it
+    starts from is another one. None if it is."""
+    reason = other_request(kept, wanted) or stale(kept.get("mathematics"), wanted["mathematics"])
+    before, now = kept.get("init_from"), wanted.get("init_from")
+    if reason is None and (before is None) != (now is None):
+        return "it does not start from the same run"
+    if reason is None and before is not None and now is not None:
+        reason = difference(before, now)
+        return reason and f"{now['name']}, from which it starts: {reason}"
+    return reason
 
 
 def is_complete(values: dict[str, Any]) -> bool:
@@ -60,7 +81,9 @@ def why_stale() -> Callable[[dict[str, Any]], str | None]:
     rehearsed = cached_mathematics()
 
     def reason(values: dict[str, Any]) -> str | None:
-        if not (kept := values.get("mathematics")):
+        if (start := values.get("init_from")) and (found := reason(start)):
+            return f"{start['name']}, from which it starts: {found}"
+        if not (kept := values.get("mathematics")) or values.get("peer"):
             return None
         given = {**values["settings"], "env_id": values["env"]}
         try:

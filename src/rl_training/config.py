@@ -244,8 +244,8 @@ class TrainConfig(StrictModel):
     """Source of batches: the environment (`online`), recorded data (`offline`) or both (`mixed`).
     Not set: the first that the algorithm supports"""
     init_from: str | None = None
-    """Run folder, checkpoint or saved policy whose networks the run starts from. Not set: new
-    networks"""
+    """Run folder, checkpoint or saved policy whose networks the run starts from. In the path,
+    the word `seed` in braces stands for the seed of the run. Not set: new networks"""
     algo_kwargs: InstanceOf[Hyperparameters]
     """Settings of the algorithm"""
 

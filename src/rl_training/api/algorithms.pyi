@@ -212,7 +212,8 @@ class A2C(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -449,7 +450,8 @@ class AWAC(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -678,7 +680,8 @@ class BC(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -899,7 +902,8 @@ class CalQL(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -1164,7 +1168,8 @@ class CQL(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -1422,7 +1427,8 @@ class CrossQ(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -1664,7 +1670,8 @@ class DDPG(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -1903,7 +1910,8 @@ class DQN(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -2154,7 +2162,8 @@ class EDAC(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -2412,7 +2421,8 @@ class FlashSAC(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -2671,7 +2681,8 @@ class FQL(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -2918,7 +2929,8 @@ class IQL(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How the learning rate of the actor changes over the planned
@@ -3163,7 +3175,8 @@ class PPO(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -3405,7 +3418,8 @@ class QRDQN(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -3646,7 +3660,8 @@ class ReBRAC(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -3885,7 +3900,8 @@ class REDQ(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -4139,7 +4155,8 @@ class RLPD(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -4395,7 +4412,8 @@ class SAC(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -4639,7 +4657,8 @@ class TD3(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -4886,7 +4905,8 @@ class TD3BC(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -5134,7 +5154,8 @@ class TQC(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not
@@ -5386,7 +5407,8 @@ class XQC(Agent):
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
-                from. Not set: new networks.
+                from. In the path, the word `seed` in braces stands for the seed of the run. Not
+                set: new networks.
             algo_kwargs: Settings of the algorithm.
             learning_rate: Learning rate of Adam, wherever no separate one is set.
             learning_rate_schedule: How all learning rates change over the planned updates: not

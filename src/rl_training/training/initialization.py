@@ -36,6 +36,17 @@ ADAPTED_STD = 0.2
 ADAM_PARTS = ("mean", "square", "count")
 
 
+SEED = "{seed}"
+"""Stands for the seed of the run in the path of `init_from`"""
+
+
+def with_seed_in_path(config: TrainConfig) -> TrainConfig:
+    """Let each of several seeds start from a policy of its own."""
+    if config.init_from is None or SEED not in config.init_from:
+        return config
+    return config.with_changes(init_from=config.init_from.replace(SEED, str(config.seed)))
+
+
 def inherit_normalization(config: TrainConfig) -> TrainConfig:
     """Normalize observations if the trained policy did, unless the config says otherwise."""
     if config.normalize_observations is not None:

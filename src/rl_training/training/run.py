@@ -43,6 +43,7 @@ from rl_training.training.initialization import (
     inherit_normalization,
     initialize,
     trained_fingerprint,
+    with_seed_in_path,
 )
 from rl_training.training.inputs import (
     RECORDED,
@@ -100,7 +101,7 @@ def _start(
     callbacks: Sequence[Sequence[Callback]],
 ) -> list[TrainResult]:
     if configs[0].init_from is not None:
-        configs = [inherit_normalization(each) for each in configs]
+        configs = [inherit_normalization(with_seed_in_path(each)) for each in configs]
     config = configs[0]
     factory = run_factory(config, environment)
     check_regime(config, arrays)
@@ -164,7 +165,7 @@ def _start(
         parts = build_parts(configs, factory, inputs, execution, population, updates)
         if config.init_from is not None:
             for index, policy in enumerate(parts.policies):
-                initialize(policy, index, config, inputs.environment)
+                initialize(policy, index, configs[index], inputs.environment)
         descriptions = [
             RunDescription(
                 config=each.to_mapping(),
@@ -183,7 +184,7 @@ def _start(
         ]
         # Everything has been checked. Nothing is created before this point.
         signals.save_first()
-        starts = [start_of(each, config) for each in descriptions]
+        starts = [start_of(each, own) for each, own in zip(descriptions, configs, strict=True)]
         folders = RunFolder.create_all(configs, starts)
         settings = []
         for description, folder, own in zip(descriptions, folders, callbacks, strict=True):
