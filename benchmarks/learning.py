@@ -25,6 +25,7 @@ other numbers today, a plan measures the run again, and the summary leaves it ou
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from curves.data import ABOUT, FILES, NAMES
+from curves.peer_runs import learn_peer
 from curves.plan import measure_plan
 from curves.processes import INTERRUPTED, run_processes
 from curves.run import learn
@@ -65,6 +67,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data-about", type=Path, default=ABOUT, help="what the files contain")
     parser.add_argument("--init-from", metavar="NAME", help="a run in --work, of the same seeds")
     parser.add_argument("--keep", action="store_true", help="keep the last checkpoints in --work")
+    parser.add_argument("--peer", type=json.loads, metavar="JSON", help="let this package learn")
     parser.add_argument("--parallel", type=int, default=1, help="variants or runs at a time")
     parser.add_argument("--plan", type=Path, metavar="FILE.yaml", help="measure a plan of runs")
     parser.add_argument("--list", action="store_true", help="only print what of a plan is done")
@@ -88,7 +91,10 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     if arguments.minutes is not None and not 0 < arguments.minutes < math.inf:
         parser.error("--minutes: must be more than 0")
     if arguments.plan is not None:
-        if any(getattr(arguments, key) for key in ("variant", "name", "set", "data", "init_from")):
+        if any(
+            getattr(arguments, key)
+            for key in ("variant", "name", "set", "data", "init_from", "peer")
+        ):
             parser.error("--plan: the plan contains names, settings and data")
         arguments.work = arguments.work or WORK
     return arguments
@@ -126,7 +132,8 @@ def measure_variants(arguments: argparse.Namespace) -> None:
     for variant in variants:
         variant_config(variant, arguments)  # report errors before any run starts
     if len(variants) == 1:
-        print(f"written to {learn(variants[0], arguments)}")
+        measure = learn if arguments.peer is None else learn_peer
+        print(f"written to {measure(variants[0], arguments)}")
         return
     words = [process_options(variant, arguments) for variant in variants]
     codes = run_processes(words, arguments.parallel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -66,6 +67,15 @@ def peer_contestant(name: str, task: dict[str, Any]) -> Contestant:
             key: value.format(threads=task["threads"]) for key, value in peer.variables.items()
         },
     )
+
+
+def available_python(environment: str) -> str:
+    """The interpreter for a peer: its own, or else this one if it has the peer, as on a machine
+    that cannot install anything. Otherwise the peer is installed."""
+    module = PEERS[environment].module.partition(".")[0]
+    if not (HOME / environment / ".ready").exists() and importlib.util.find_spec(module):
+        return sys.executable
+    return peer_python(environment)
 
 
 def peer_python(environment: str) -> str:

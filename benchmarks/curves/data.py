@@ -99,16 +99,24 @@ def data_fingerprint(path: Path) -> str:
     return str(part["sha256"])
 
 
+def return_scale(config: TrainConfig, data: Mapping[str, Any]) -> float:
+    """By what the config multiplies the rewards of this data, taken together."""
+    own = config.dataset_sections
+    if not own or own[0].reward_normalization == "none":
+        return own[0].reward_scale if own else 1.0
+    highest = max(part["return_high"] for part in data["parts"])
+    lowest = min(part["return_low"] for part in data["parts"])
+    return float(own[0].reward_scale * RETURN_RANGE / (highest - lowest))
+
+
 def with_data(config: TrainConfig, files: Path, data: Mapping[str, Any]) -> TrainConfig:
     """The config with recorded data in place of its own, with the same options of rewards."""
     own = config.dataset_sections
     options = own[0].model_dump(exclude_defaults=True, include=OPTIONS) if own else {}
-    if len(data["parts"]) > 1 and options.pop("reward_normalization", "none") == "return_range":
+    if len(data["parts"]) > 1 and "reward_normalization" in options:
         # Each section would be divided by a range of its own.
-        spread = max(part["return_high"] for part in data["parts"]) - min(
-            part["return_low"] for part in data["parts"]
-        )
-        options["reward_scale"] = options.get("reward_scale", 1.0) * RETURN_RANGE / spread
+        del options["reward_normalization"]
+        options["reward_scale"] = return_scale(config, data)
     sections = [
         {"kind": "npz", "path": str(data_file(files, str(config.env_id), part["kind"])), **options}
         for part in data["parts"]

@@ -28,6 +28,7 @@ from typing import Any
 
 from curves.data import NAMES, how_to_record, missing_files
 from curves.mathematics import Mathematics, cached_mathematics
+from curves.peer_tasks import check_peer, code_of
 from curves.processes import INTERRUPTED, NOT_STARTED, run_processes
 from curves.run import CURVE
 from curves.settings import FINAL, Variant, curve_path, process_options, request, variant_config
@@ -38,7 +39,7 @@ from rl_training.errors import ConfigError, UserError
 
 NUMBERS = ("seeds", "first_seed", "steps", "eval_interval", "eval_episodes")
 REQUIRED = ("name", "config", "tasks", "seeds", "steps", "eval_interval", "eval_episodes")
-KEYS = (*REQUIRED, "first_seed", "set", "data", "init_from")
+KEYS = (*REQUIRED, "first_seed", "set", "data", "init_from", "peer")
 DONE, STALE, STARTED, OPEN = "done", "stale", "started", "open"
 
 
@@ -71,7 +72,7 @@ class PlannedRun:
         """What a stored curve of this run must contain."""
         found = {
             **request(self.variant, self.arguments, self.config),
-            "mathematics": rehearsed(self.config),
+            "mathematics": code_of(self.config, self.arguments, rehearsed),
         }
         return found if self.start is None else {**found, "init_from": self.start.wanted(rehearsed)}
 
@@ -153,11 +154,15 @@ def _runs_of(
     found = []
     for task in tasks:
         given = copy.copy(arguments)
-        vars(given).update(numbers, config=str(entry["config"]), env=task, data=data)
+        vars(given).update(
+            numbers, config=str(entry["config"]), env=task, data=data, peer=entry.get("peer")
+        )
         vars(given).update(init_from=None if start is None else str(start), keep=False)
         try:
             variant = Variant(str(entry["name"]), overrides)
             config = variant_config(variant, given)
+            if given.peer is not None:
+                check_peer(given)
         except UserError as error:
             raise UserError(f"{path}: {where}, {task}: {error}") from None
         if config.reads_data and data is None:

@@ -17,6 +17,7 @@ from reporting import machine, warn_if_busy, write_json
 import rl_training
 from curves.data import check_data
 from curves.mathematics import mathematics
+from curves.peer_tasks import code_of
 from curves.settings import (
     FINAL,
     Variant,
@@ -89,6 +90,11 @@ class CurveRecorder(rl_training.Callback):
         self._keep(context.execution, list(self._rounds.values()))
 
 
+def score_scale(config: TrainConfig, arguments: argparse.Namespace) -> ReferenceScale | None:
+    """The scale of the scores of runs on recorded data and after it; None for other runs."""
+    return reference_scale(config.env_id) if arguments.data or arguments.init_from else None
+
+
 def scores(returns: Sequence[float | None], scale: ReferenceScale) -> list[float | None]:
     return [None if each is None else round(scale.score(each), 2) for each in returns]
 
@@ -106,9 +112,7 @@ def learn(variant: Variant, arguments: argparse.Namespace) -> Path:
     if arguments.data is not None:
         check_data(arguments.data_folder, arguments.data_about, str(config.env_id), arguments.data)
     about = describe(variant, arguments, config)
-    scale = reference_scale(config.env_id) if arguments.data or arguments.init_from else None
-    if scale is not None:
-        about["score_scale"] = str(scale)
+    scale = score_scale(config, arguments)
     with work_folder(arguments.work, path.stem) as work:
         runs, earlier = continued(work, about)
         about["sessions"] = [*earlier.get("sessions", []), session(about, runs)]
@@ -197,16 +201,18 @@ def describe(
 ) -> dict[str, Any]:
     """Everything about a curve that is known before it is measured."""
     wanted, start = request(variant, arguments, config), start_of(arguments, str(config.env_id))
+    scale = score_scale(config, arguments)
     from_start = None if start is None else start["config_fingerprint"]
     return {
         "machine": machine(cores=available_cores(), load_before=warn_if_busy()),
         "command": command_line(variant, arguments),
         **wanted,
         "config_fingerprint": fingerprint(config, wanted.get("data"), from_start),
-        "mathematics": mathematics(config),
+        "mathematics": code_of(config, arguments, mathematics),
         "commit": arguments.commit or code_commit(),
         "versions": package_versions(),
         **({} if start is None else {"init_from": start}),
+        **({} if scale is None else {"score_scale": str(scale)}),
     }
 
 

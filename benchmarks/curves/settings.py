@@ -108,6 +108,8 @@ def request(variant: Variant, arguments: argparse.Namespace, config: TrainConfig
     }
     if arguments.data is not None:
         found["data"] = described(arguments.data_about, str(config.env_id), arguments.data)
+    if arguments.peer is not None:
+        found["peer"] = arguments.peer
     return found
 
 
@@ -130,6 +132,7 @@ def options(variant: Variant, arguments: argparse.Namespace) -> list[str]:
         "device": arguments.device,
         "data": arguments.data,
         "init-from": arguments.init_from,
+        "peer": None if arguments.peer is None else json.dumps(arguments.peer),
         "name": variant.name,
     }
     words = []
