@@ -25,12 +25,16 @@ def main() -> None:
     dataset = d3rlpy.dataset.MDPDataset(
         **{**rows, "rewards": rows["rewards"] * task["reward_scale"]}
     )
-    layers = d3rlpy.models.VectorEncoderFactory(list(task["hidden_sizes"]))
     options = dict(task["options"])
+    normalized = options.pop("layer_norm", [])
     if options.pop("scaled_observations", False):
         options["observation_scaler"] = d3rlpy.preprocessing.StandardObservationScaler()
     for network in task["networks"]:
-        options[f"{network}_encoder_factory" if network else "encoder_factory"] = layers
+        options[f"{network}_encoder_factory" if network else "encoder_factory"] = (
+            d3rlpy.models.VectorEncoderFactory(
+                list(task["hidden_sizes"]), use_layer_norm=network in normalized
+            )
+        )
     algorithm = getattr(d3rlpy.algos, task["algo"] + "Config")(
         batch_size=task["batch_size"],
         gamma=task["gamma"],

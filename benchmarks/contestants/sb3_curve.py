@@ -23,8 +23,9 @@ class Evaluations(BaseCallback):
 
     def _on_step(self) -> bool:
         # Called before the updates of a step, so the policy is that of the step before.
-        if (self.num_timesteps - 1) % self._interval == 0 and self.num_timesteps > 1:
-            self._curve.evaluate(self.num_timesteps - 1)
+        step = self.num_timesteps - 1
+        if step > self._curve.step and step % self._interval == 0:
+            self._curve.evaluate(step)
         return True
 
 

@@ -71,17 +71,18 @@ def missing_files(files: Path, about: Path, env: str, name: str) -> list[Path]:
     return [path for kind, path in paths.items() if kind not in known or not path.is_file()]
 
 
-def how_to_record(missing: Mapping[str, Sequence[Path]]) -> str:
+def how_to_record(missing: Mapping[str, Sequence[Path]], files: Path) -> str:
     """One message for all data that is missing, by task."""
     names = ", ".join(str(path) for paths in missing.values() for path in paths)
     command = f"python benchmarks/recorded_data.py --tasks {' '.join(missing)}"
+    command += f" --data {files}" if files != FILES else ""
     return f"recorded data is missing: {names}; copy the files here, or make them with: {command}"
 
 
 def check_data(files: Path, about: Path, env: str, name: str) -> None:
     """Raise `UserError` if a file is missing, or has other rows than its description says."""
     if missing := missing_files(files, about, env, name):
-        raise UserError(how_to_record({env: missing}))
+        raise UserError(how_to_record({env: missing}, files))
     known = read_about(about, env)
     for kind in parts_of(name):
         path = data_file(files, env, kind)

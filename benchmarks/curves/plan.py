@@ -256,7 +256,7 @@ def measure_plan(path: Path, arguments: argparse.Namespace) -> bool:
         print(f"{run.path.stem}: {state.text}{waits}", flush=True)
     print(f"{len(runs) - len(left)} of {len(runs)} runs are done", flush=True)
     if unable:
-        print(how_to_record(_missing(unable)), flush=True)
+        print(how_to_record(_missing(unable), arguments.data_folder), flush=True)
     able = [run for run in left if run not in unable]
     if arguments.list or not able:
         return arguments.list or not unable
