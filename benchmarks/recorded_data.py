@@ -167,8 +167,7 @@ def write_file(path: Path, kind: str, result: TrainResult, arguments: argparse.N
         arguments.steps,
         checkpoint=result.run_dir,
         noise=NOISE,
-        # Other streams than those in which the policy was trained.
-        seed=arguments.seed,
+        seed=arguments.seed + KINDS.index(kind),  # other first states in each file
         num_envs=arguments.num_envs,
     )
 
