@@ -133,7 +133,10 @@ def trained(
         arguments.config,
         env_id=task,
         total_timesteps=arguments.train_steps,
-        eval_interval=arguments.eval_interval,
+        # The expert is evaluated to see how good it became, the other to find where to stop.
+        eval_interval=arguments.eval_interval
+        if target is not None
+        else max(arguments.train_steps // 10, 1),
         eval_episodes=arguments.eval_episodes,
         checkpoint_interval=max(arguments.train_steps // 10, 1),
         early_stopping=None if target is None else stop,

@@ -20,7 +20,7 @@ from peers import CONTESTANTS, available_python
 from reporting import write_json
 
 from curves.data import check_data, data_file, parts_of
-from curves.peer_tasks import SCRIPTS, peer_task
+from curves.peer_tasks import SCRIPTS, check_peer, peer_task
 from curves.processes import INTERRUPTED
 from curves.run import (
     CURVE,
@@ -70,6 +70,7 @@ def learn_peer(variant: Variant, arguments: argparse.Namespace) -> Path:
 
     With `arguments.work`, each seed that was stopped continues after its last evaluation.
     """
+    check_peer(arguments)
     config = variant_config(variant, arguments)
     assert config.seeds is not None
     path = curve_path(arguments.out, str(config.env_id), variant.name, arguments.first_seed)

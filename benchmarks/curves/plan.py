@@ -12,6 +12,9 @@ A plan is a YAML file. `runs` is a list in order of importance; `defaults` holds
 `data` names recorded data of benchmarks/recorded_data.py; the steps of an offline method are
 updates. With `init_from`, each seed starts from the last checkpoint of the same seed of an earlier
 run, in the same task. These checkpoints stay in the work folder until all that need them are done.
+
+With `peer: {package: d3rlpy, algo: IQL, networks: [...], options: {...}}`, another package learns,
+with the sizes and rates of the config and its own `options` (see curves/peer_tasks.py).
 """
 
 from __future__ import annotations
