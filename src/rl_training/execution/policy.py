@@ -82,6 +82,8 @@ class Policy:
 
         The actions of a chunk are side by side, as critics take them.
         """
+        if not len(obs):  # encoders cannot infer the shapes of leaves from no rows
+            return self.act(self.spaces.observation.smallest_rows(1), explore=explore)[:0]
         with torch.inference_mode():
             algorithm, inputs = self.algorithm, self._inputs(obs)
             if explore:
