@@ -323,7 +323,8 @@ class ObservationSpec:
             limits = np.iinfo(leaf.dtype)
             raise ValueError(
                 f"its {leaf.label} must be whole numbers from {limits.min} to {limits.max}, "
-                f"because its space has the type {leaf.dtype}: {value!r:.200}"
+                f"because it is stored as {leaf.dtype} (a space of float32 has other numbers): "
+                f"{value!r:.200}"
             )
         if leaf.kind != "numbers" and not leaf.in_range(value).all():
             raise ValueError(f"its {leaf.label} is out of range: {value!r:.200}")
