@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from helpers import tiny
 
 from rl_training.algorithms.base import Draw
 from rl_training.data import DatasetPart, array_recording, load_dataset
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.envs.spaces import describe_observations
 from rl_training.errors import ConfigError, DataError, TrainingError
 from rl_training.execution.random_streams import RandomPool
 from rl_training.internals import available_memory, is_out_of_memory
+from rl_training.models.network_plan import NetworkPlan
 from rl_training.runtime.workflows import train
 from rl_training.types import ActionSpec, SpaceInfo
 
@@ -109,6 +112,16 @@ def test_a_dataset_that_does_not_fit_says_how_much_it_needs(
     }
     with pytest.raises(DataError, match=r"50 steps and needs .* GiB of memory on cpu; .* GiB are"):
         load_dataset([DatasetPart(array_recording(arrays))], SPACES)
+
+
+def test_an_embedding_that_does_not_fit_is_named() -> None:
+    space = spaces.Dict({"cell": spaces.Discrete(2**31 - 1), "speed": spaces.Box(-1, 1, (2,))})
+    message = (
+        r"the encoder of the observation 'cell' has 137,438,953,408 parameters, which need 1,536 "
+        r"GiB of memory; .*networks\.encoders\.cell, or wrap"
+    )
+    with pytest.raises(ConfigError, match=message):
+        NetworkPlan(describe_observations(space)).build("critic", [8], 1)
 
 
 def test_row_bytes_are_those_of_the_allocated_rows() -> None:

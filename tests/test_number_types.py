@@ -216,7 +216,7 @@ def test_an_environment_with_infinite_halves_is_stopped(tmp_path: Path) -> None:
 
 
 def test_values_that_the_type_does_not_have_are_refused(tmp_path: Path) -> None:
-    message = "must be whole numbers from 0 to 255, because its space has the type uint8"
+    message = "must be whole numbers from 0 to 255, because it is stored as uint8"
     with pytest.raises(EnvironmentRuntimeError, match=message):
         rl_training.train(sac_config(tmp_path), env=partial(Typed, np.uint8, change=0.5))
     result = rl_training.train(sac_config(tmp_path), env=Typed)
@@ -349,6 +349,12 @@ def test_a_policy_acts_where_numbers_have_another_type(tmp_path: Path) -> None:
     assert one == other
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, FLOATS])
+def test_no_observations_have_no_actions(dtype: Any, tmp_path: Path) -> None:
+    result = rl_training.train(sac_config(tmp_path), env=partial(Typed, dtype))
+    assert rl_training.predict_checkpoint(result.run_dir, np.zeros((0, 7), dtype)).shape == (0, 2)
+
+
 def test_a_saved_policy_keeps_its_types(tmp_path: Path) -> None:
     result = rl_training.train(sac_config(tmp_path), env=Typed)
     policy = load_policy(find_checkpoint(result.run_dir))
@@ -402,6 +408,14 @@ def test_data_that_does_not_fit_the_type_names_its_row() -> None:
     message = r"observations\[17, 3\] is 0.5; it must be a whole number from 0 to 255 \(uint8\)"
     with pytest.raises(DataError, match=message):
         load_dataset([DatasetPart(array_recording(data))], describe_spaces(Typed()))
+
+
+def test_data_that_would_become_infinite_names_its_row() -> None:
+    data = arrays(FLOATS)
+    data["observations"][17, 3] = 70000
+    message = r"observations\[17, 3\] is 70000.0; it must be from -65504 to 65504 \(float16\)"
+    with pytest.raises(DataError, match=message):
+        load_dataset([DatasetPart(array_recording(data))], describe_spaces(Typed(np.float16)))
 
 
 def test_a_policy_is_judged_by_data_of_any_type(tmp_path: Path) -> None:

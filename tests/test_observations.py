@@ -11,10 +11,11 @@ import torch
 from gymnasium import spaces
 from observation_zoo import OBSERVATIONS, Zoo
 
+from rl_training.data.leaves.description import leaves_from
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
 from rl_training.envs.spaces import describe_observations
 from rl_training.errors import EnvironmentRuntimeError, EnvironmentSetupError
-from rl_training.observations import ObservationSpec
+from rl_training.observations import MAX_AXES, ObservationSpec
 
 
 def flat_leaves(space: spaces.Space[Any], value: Any, name: str = "") -> dict[str, np.ndarray]:
@@ -140,6 +141,45 @@ def test_text_can_be_left_out() -> None:
     ):
         describe_observations(space)
     assert [leaf.name for leaf in describe_observations(space, ["image"]).leaves] == ["image"]
+
+
+def test_all_observations_that_environments_may_have_can_be_described_in_files() -> None:
+    """A run must not stop at its first checkpoint, which describes the observations."""
+    for space in (
+        spaces.Box(-1.0, 1.0, (1,) * (MAX_AXES - 1) + (2,)),
+        spaces.Box(0, 9, (1_200_000,), np.uint8),
+    ):
+        spec = describe_observations(space)
+        assert leaves_from(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Box(-1.0, 1.0, (1,) * (MAX_AXES + 1)), "The observation has 31 axes; at most 30"),
+        (spaces.Box(0, 9, (40_000_004,), np.uint8), "has 40,000,004 bytes, most of them in the"),
+        (spaces.Discrete(3, start=-(2**31) - 5), "values from -2,147,483,653 to -2,147,483,651"),
+        (spaces.Dict(a=spaces.Discrete(2**31)), "The discrete observation 'a' has values from 0"),
+    ],
+)
+def test_observations_that_files_cannot_describe_are_refused(space: Any, message: str) -> None:
+    with pytest.raises(EnvironmentSetupError, match=message):
+        describe_observations(space)
+
+
+def test_the_size_of_a_row_does_not_overflow() -> None:
+    huge = [
+        {
+            "name": name,
+            "kind": "numbers",
+            "shape": [2**16] * 3 + [2**14],
+            "choices": [],
+            "starts": [],
+        }
+        for name in "abcd"
+    ]
+    with pytest.raises(ValueError, match="which is too many"):
+        leaves_from(huge)
 
 
 def test_rows_from_files_are_checked() -> None:

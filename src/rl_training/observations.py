@@ -23,6 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -40,6 +41,10 @@ NumberTypes = Mapping[str, NumberType]
 ALL_FLOAT32: NumberTypes = {}
 
 WORD_BYTES = 4
+MAX_WORDS = 10**7
+"""Most words of a row"""
+MAX_AXES = 30
+"""Most axes of a leaf: batches have more, and files of recorded data at most 32 altogether"""
 STORED_AS: dict[str, str] = {
     "image": "uint8",
     "discrete": "int32",
@@ -162,7 +167,8 @@ class ObservationSpec:
     """Number of words of a row"""
 
     def __post_init__(self) -> None:
-        ends = np.cumsum([leaf.words for leaf in self.leaves]).tolist()
+        # Not `np.cumsum`: numbers from files may be too large for int64.
+        ends = list(accumulate(leaf.words for leaf in self.leaves))
         object.__setattr__(self, "offsets", (0, *ends[:-1]))
         object.__setattr__(self, "size", ends[-1])
 
@@ -317,7 +323,8 @@ class ObservationSpec:
             limits = np.iinfo(leaf.dtype)
             raise ValueError(
                 f"its {leaf.label} must be whole numbers from {limits.min} to {limits.max}, "
-                f"because its space has the type {leaf.dtype}: {value!r:.200}"
+                f"because it is stored as {leaf.dtype} (a space of float32 has other numbers): "
+                f"{value!r:.200}"
             )
         if leaf.kind != "numbers" and not leaf.in_range(value).all():
             raise ValueError(f"its {leaf.label} is out of range: {value!r:.200}")

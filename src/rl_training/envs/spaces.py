@@ -12,6 +12,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 
 from rl_training.errors import EnvironmentSetupError, UnboundedActionsError, warn_user
 from rl_training.observations import (
+    MAX_AXES,
+    MAX_WORDS,
+    WORD_BYTES,
     NumberTypes,
     ObservationLeaf,
     ObservationSpec,
@@ -65,6 +68,11 @@ def describe_space_pair(
     kind, low, high = _bounded_actions(action_space)
     if not low.size:
         raise EnvironmentSetupError(f"The action space {action_space} is empty.")
+    if low.ndim > MAX_AXES:
+        raise EnvironmentSetupError(
+            f"An action has {low.ndim} axes; at most {MAX_AXES} are supported. Reshape it with a "
+            "wrapper."
+        )
     shape = tuple(int(size) for size in low.shape)
     return SpaceInfo(
         obs_dim,
@@ -133,8 +141,26 @@ def describe_observations(
                 f"{leaf.name!r} of the observation has the shape {leaf.shape}, which is empty. "
                 f"{_selection_of(others)}"
             )
+    _require_storable(leaves)
     observation = ObservationSpec(leaves)
     return observation if number_types is None else observation.stored_as(number_types)
+
+
+def _require_storable(leaves: Sequence[ObservationLeaf]) -> None:
+    """Raise `EnvironmentSetupError` for observations that files cannot describe."""
+    for leaf in leaves:
+        if len(leaf.shape) > MAX_AXES:
+            raise EnvironmentSetupError(
+                f"The {leaf.label} has {len(leaf.shape)} axes; at most {MAX_AXES} are supported. "
+                "Reshape it with a wrapper."
+            )
+    largest, words = max(leaves, key=lambda leaf: leaf.words), sum(leaf.words for leaf in leaves)
+    if words > MAX_WORDS:
+        raise EnvironmentSetupError(
+            f"An observation has {WORD_BYTES * words:,} bytes, most of them in the {largest.label} "
+            f"of shape {largest.shape}; at most {WORD_BYTES * MAX_WORDS:,} are supported. Make it "
+            "smaller with a wrapper."
+        )
 
 
 def _leaf_spaces(space: Space[Any], prefix: str = "") -> Iterator[tuple[str, Space[Any]]]:
@@ -196,13 +222,15 @@ def _selection_of(names: Sequence[str]) -> str:
 def _discrete_leaf(
     name: str, shape: tuple[int, ...], choices: list[int], starts: list[int]
 ) -> ObservationLeaf:
+    leaf = ObservationLeaf(name, "discrete", tuple(shape), tuple(choices), tuple(starts))
     largest = max(start + number for start, number in zip(starts, choices, strict=True))
     if largest > MAX_DISCRETE or min(starts) < -MAX_DISCRETE:
         raise EnvironmentSetupError(
-            f"The discrete observation {name!r} has values up to {largest:,}; at most "
-            f"{MAX_DISCRETE:,} are supported."
+            f"The discrete {leaf.label} has values from {min(starts):,} to {largest - 1:,}; only "
+            f"those from {-MAX_DISCRETE:,} to {MAX_DISCRETE - 1:,} are supported. Wrap the "
+            "environment so that it counts from 0."
         )
-    return ObservationLeaf(name, "discrete", tuple(shape), tuple(choices), tuple(starts))
+    return leaf
 
 
 def _listed(spaces: Mapping[str, Space[Any]]) -> str:

@@ -112,6 +112,10 @@ class Policy:
 
         `memory` is what it remembers so far, `(batch, memory_size)`.
         """
+        if not len(obs):  # encoders cannot infer the shapes of leaves from no rows
+            one = None if memory is None else self.initial_state(1)
+            rows = self.spaces.observation.smallest_rows(1)
+            return self.act_and_remember(rows, one, explore=explore)[0][:0], memory
         with torch.inference_mode():
             algorithm = self.algorithm
             inputs, memory = self.remember(self._inputs(obs), memory)

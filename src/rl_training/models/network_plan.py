@@ -11,14 +11,23 @@ import torch
 from torch import nn
 
 from rl_training.errors import ConfigError
+from rl_training.internals import available_memory
 from rl_training.models.custom_networks import ROWS, CustomNetworks, why_not_mapped
-from rl_training.models.encoders.observations import ObservationEncoder, leaf_label
+from rl_training.models.encoders.observations import (
+    ObservationEncoder,
+    leaf_encoder,
+    leaf_label,
+)
 from rl_training.models.mlp import MLP, Network, count_parameters, draw_lecun
 from rl_training.models.network_settings import NetworkSettings
 from rl_training.models.networks import EncodedNetwork, JoinedNumbers, ModuleNetwork, chosen_leaves
 from rl_training.observations import ObservationLeaf, ObservationSpec
 
 DEFAULTS = NetworkSettings()
+TRAINED_BYTES = 12
+"""Bytes of a parameter and of Adam's moments"""
+SMALL = 2**28
+"""Bytes from which the memory of an encoder is checked"""
 
 Make = Callable[..., Network]
 """Builds a network from the arguments of `MLP`"""
@@ -227,6 +236,7 @@ class NetworkPlan:
         with torch.device("meta"):
             structure = ObservationEncoder(leaves, self.settings)
         count_parameters(sum(parameter.numel() for parameter in structure.parameters()))
+        _require_memory(leaves, self.settings)
         with drawn_from(options.get("generator")):
             built_in = ObservationEncoder(leaves, self.settings)
             initialize(built_in, options.get("initialization", "default"))
@@ -245,6 +255,25 @@ class NetworkPlan:
         """Return possible inputs of an encoder."""
         rows = torch.tensor(self.observation.smallest_rows(ROWS))
         return chosen_leaves(self.observation.leaves_of(rows), [leaf.name for leaf in leaves])
+
+
+def _require_memory(leaves: Sequence[ObservationLeaf], settings: NetworkSettings) -> None:
+    """Raise `ConfigError` if the largest encoder of a leaf cannot be trained in memory.
+
+    Embeddings have a vector for each value, of which there may be billions.
+    """
+    with torch.device("meta"):
+        encoders = [(leaf_encoder(leaf, settings), leaf) for leaf in leaves]
+    sizes = [(sum(part.numel() for part in each.parameters()), leaf) for each, leaf in encoders]
+    number, leaf = max(sizes, key=lambda size: size[0])
+    needed = TRAINED_BYTES * number
+    available = None if needed < SMALL else available_memory("cpu")
+    if available is not None and needed > available:
+        raise ConfigError(
+            f"the encoder of the {leaf.label} has {number:,} parameters, which need "
+            f"{needed / 2**30:,.0f} GiB of memory; {available / 2**30:,.0f} GiB are available; "
+            f"choose a smaller one in networks.encoders.{leaf_label(leaf)}, or wrap the environment"
+        )
 
 
 @contextlib.contextmanager

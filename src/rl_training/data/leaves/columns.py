@@ -58,7 +58,25 @@ def pack_leaves(
     for leaf in spec.leaves:
         if leaf.kind in ("discrete", "binary") or leaf.holds_integers:
             require_possible(leaf, leaves[leaf.name], leaf_key(name, leaf.name), first_row)
+        elif leaf.dtype == np.float16:
+            _require_halves(leaves[leaf.name], leaf_key(name, leaf.name), first_row)
     return spec.pack(leaves)
+
+
+def _require_halves(values: np.ndarray, name: str, first_row: int) -> None:
+    """Raise a `DataError` that names the first number that would become infinite as float16."""
+    if values.dtype == np.float16:
+        return
+    with np.errstate(over="ignore"):
+        lost = np.isfinite(values) & ~np.isfinite(values.astype(np.float16))
+    if lost.any():
+        row, *place = np.argwhere(lost)[0].tolist()
+        value = values[(row, *place)]
+        where = ", ".join(map(str, (first_row + row, *place)))
+        largest = np.finfo(np.float16).max
+        raise DataError(
+            f"{name}[{where}] is {value}; it must be from {-largest:g} to {largest:g} (float16)"
+        )
 
 
 def require_possible(leaf: ObservationLeaf, values: np.ndarray, name: str, first_row: int) -> None:

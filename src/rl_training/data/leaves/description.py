@@ -11,6 +11,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from rl_training.errors import ConfigError, DataError, one_line
 from rl_training.observations import (
+    MAX_AXES,
+    MAX_WORDS,
+    WORD_BYTES,
     LeafKind,
     NumberType,
     ObservationLeaf,
@@ -23,8 +26,6 @@ DESCRIPTION = "observation_leaves"
 """Name of the entry of a file that says what its observations consist of"""
 MAX_DESCRIPTION_BYTES = 2**22
 MAX_LEAVES = 10**4
-MAX_WORDS = 10**7
-"""Most words of a row"""
 MAX_DEPTH = 50
 """Most levels of dictionaries and tuples"""
 SHOWN_NAMES = 20
@@ -37,7 +38,9 @@ class LeafDescription(StrictModel):
 
     name: Annotated[str, Field(max_length=1000)]
     kind: LeafKind
-    shape: Annotated[list[Annotated[int, Field(ge=1, le=10**6)]], Field(max_length=10)]
+    shape: Annotated[
+        list[Annotated[int, Field(ge=1, le=WORD_BYTES * MAX_WORDS)]], Field(max_length=MAX_AXES)
+    ]
     choices: Annotated[list[Annotated[int, Field(ge=1, le=2**31)]], Field(max_length=10**6)]
     starts: Annotated[list[Annotated[int, Field(ge=-(2**31), lt=2**31)]], Field(max_length=10**6)]
     number_type: NumberType = "float32"
