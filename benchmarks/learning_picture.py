@@ -109,21 +109,25 @@ def _draw_panel(
     axes.set_xlim(left=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="best", frameon=False, fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False, fontsize=8)
 
 
 def _draw_curve(axes: Axes, curve: MeasuredCurve, axis: str, color: str) -> None:
     at = curve.steps if axis == "steps" else curve.seconds.mean(axis=1)
     scores = curve.returns[:, :, None]
     low, high = statistics.interval(scores, statistics.mean)
-    name = f"{curve.label.replace('`', '')}, {len(curve.seeds)} seeds"
+    machine = curve.sources[0]["machine"]
+    about = f"{len(curve.seeds)} seeds" if axis == "steps" else machine.get("gpu") or "CPU"
+    name = f"{curve.label.replace('`', '')}, {about}"
     axes.plot(at, curve.returns, color=color, alpha=0.15, linewidth=0.6)
     axes.fill_between(at, low, high, color=color, alpha=0.25, linewidth=0)
     axes.plot(at, statistics.mean(scores), color=color, linewidth=2, label=name)
 
 
 def _published(curve: MeasuredCurve) -> list[PublishedRow]:
-    return counterparts(curve.config or "", curve.task)
+    """The published returns of evaluations, as ours are."""
+    rows = counterparts(curve.config or "", curve.task)
+    return [row for row in rows if not row.of_training]
 
 
 def _draw_published(axes: Axes, curves: Sequence[MeasuredCurve]) -> None:

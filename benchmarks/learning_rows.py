@@ -47,6 +47,8 @@ class MeasuredCurve:
     steps: np.ndarray
     returns: np.ndarray
     """Of shape `(evaluations, seeds)`"""
+    training: np.ndarray
+    """Returns of the latest training episodes at these steps, NaN where they are not known"""
     seconds: np.ndarray
     """Of shape `(evaluations, files)`: the seeds of a file are trained together"""
     planned: int
@@ -85,6 +87,11 @@ class MeasuredCurve:
         places = np.flatnonzero(self.steps == step)
         return self.returns[places[0]] if len(places) else None
 
+    def training_at(self, step: int) -> np.ndarray | None:
+        """The returns of all seeds in training until this evaluation; None if one is not known."""
+        values = self.training[np.flatnonzero(self.steps == step)[0]]
+        return None if np.isnan(values).any() else values
+
     def near(self, step: int) -> int | None:
         """The step of the evaluation nearest to a step; None if it is too far away."""
         nearest = int(self.steps[np.argmin(np.abs(self.steps - step))])
@@ -114,6 +121,8 @@ class ResultRow:
     mean: Estimate
     middle: Estimate
     """Interquartile mean"""
+    training: Estimate | None
+    """The mean of training episodes; None if it is not known"""
     seconds: tuple[float, ...]
     """Wall time of each file until then"""
     published: tuple[PublishedRow, ...]
@@ -121,13 +130,15 @@ class ResultRow:
     def verdict(self, row: PublishedRow) -> str | None:
         """Where the published mean is: inside, above or below our interval of the mean.
 
-        None for a stale curve, and for one seed, which has no interval.
+        None for a stale curve, for one seed, which has no interval, and if the returns of training
+        were published and ours are not known.
         """
-        if self.curve.stale is not None or not self.mean.low <= self.mean.high:
+        ours = self.training if row.of_training else self.mean
+        if ours is None or self.curve.stale is not None or not ours.low <= ours.high:
             return None
-        if row.mean > self.mean.high:
+        if row.mean > ours.high:
             return ABOVE
-        return BELOW if row.mean < self.mean.low else INSIDE
+        return BELOW if row.mean < ours.low else INSIDE
 
 
 def read_curves(folder: Path, stale: Mapping[str, str | None]) -> list[MeasuredCurve]:
@@ -177,10 +188,19 @@ def _pooled(runs: Sequence[tuple[str, dict[str, Any]]], stale: str | None) -> Me
         returns=np.array(
             [[value for each in complete for value in each[step]["returns"]] for step in steps]
         ),
+        training=np.array(
+            [[value for each in complete for value in _training(each[step])] for step in steps]
+        ),
         seconds=np.array([[each[step]["wall_seconds"] for each in complete] for step in steps]),
         planned=max(values["planned_steps"] for _, values in runs),
         stale=stale,
     )
+
+
+def _training(values: Mapping[str, Any]) -> list[float]:
+    """The training returns of the seeds at an evaluation, NaN where they are not known."""
+    found = values.get("training_returns") or [None] * len(values["returns"])
+    return [np.nan if each is None else each for each in found]
 
 
 def named(config: str, settings: Mapping[str, Any]) -> tuple[str, str | None]:
@@ -232,7 +252,7 @@ def result_rows(curve: MeasuredCurve) -> list[ResultRow]:
     published = counterparts(curve.config or "", curve.task)
     shown = {near: step for step in STEPS if (near := curve.near(step)) is not None}
     for step in sorted({*shown, curve.reached}):
-        values = curve.at(step)
+        values, training = curve.at(step), curve.training_at(step)
         assert values is not None
         rows.append(
             ResultRow(
@@ -240,6 +260,7 @@ def result_rows(curve: MeasuredCurve) -> list[ResultRow]:
                 step=step,
                 mean=Estimate.of(values, statistics.mean),
                 middle=Estimate.of(values, statistics.interquartile_mean),
+                training=None if training is None else Estimate.of(training, statistics.mean),
                 seconds=tuple(curve.seconds[curve.steps == step][0]),
                 published=tuple(row for row in published if row.step == shown.get(step, step)),
             )

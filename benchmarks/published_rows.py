@@ -46,6 +46,8 @@ class PublishedRow:
     source: str
     is_curve: bool
     """Whether it is a point of a curve, and not a single figure"""
+    of_training: bool
+    """Whether it is the return of training episodes, with exploration"""
 
     @property
     def version(self) -> str:
@@ -56,7 +58,8 @@ class PublishedRow:
     def title(self) -> str:
         name = "XQC" if self.method == "XQCrepo" else self.method
         by = "" if self.source == name else f" ({self.source})"
-        return f"{name}{by}, {self.version}"
+        training = ", training episodes" if self.of_training else ""
+        return f"{name}{by}, {self.version}{training}"
 
 
 @functools.cache
@@ -76,6 +79,7 @@ def published_rows() -> tuple[PublishedRow, ...]:
                         seeds=int(row["seeds"]),
                         source=row.get("source") or RELEASES.get(row["method"], ""),
                         is_curve=path == CURVES,
+                        of_training=row.get("returns") == "training",
                     )
                 )
     return tuple(found)

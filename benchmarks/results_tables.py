@@ -92,8 +92,10 @@ def published_cell(row: ResultRow, published: PublishedRow) -> str:
     spread = (
         "" if published.deviation is None else f"{NO_BREAK}±{NO_BREAK}{number(published.deviation)}"
     )
-    verdict = row.verdict(published)
-    ending = "" if verdict is None else f",{NO_BREAK}{verdict}"
+    verdict, ours = row.verdict(published), ""
+    if published.of_training and row.training is not None:
+        ours = f" (ours {with_interval(row.training)})"
+    ending = ours if verdict is None else f"{ours},{NO_BREAK}{verdict}"
     return f"{published.title}: {number(published.mean)}{spread}{ending}"
 
 

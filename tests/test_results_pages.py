@@ -98,6 +98,23 @@ def test_a_row_has_means_intervals_and_published_rows_with_verdicts(tmp_path: Pa
     )
 
 
+def test_published_returns_of_training_are_compared_with_those_of_training(
+    tmp_path: Path,
+) -> None:
+    path = write_curve(tmp_path, {10**6: HIGH}, config="ppo/mujoco", planned=10**6)
+    [row] = result_rows(read_curves(tmp_path, {})[0])
+    [published] = [each for each in row.published if each.of_training]
+    assert row.verdict(published) is None  # ours are not known
+    values = json.loads(path.read_text())
+    values["evaluations"][0]["training_returns"] = [900.0, 1000.0, 1100.0, 1200.0]
+    path.write_text(json.dumps(values))
+    [row] = result_rows(read_curves(tmp_path, {})[0])
+    assert row.training is not None
+    assert row.training.value == 1050.0
+    assert row.verdict(published) == "above"
+    assert "(ours 1,050 [" in results_tables.published_cell(row, published).replace(NO_BREAK, " ")
+
+
 def test_an_unfinished_curve_ends_where_all_seeds_were_evaluated(tmp_path: Path) -> None:
     write_curve(tmp_path, {100_000: LOW, 150_000: AROUND, 200_000: [9e9, None, None, None]})
     [curve] = read_curves(tmp_path, {})
