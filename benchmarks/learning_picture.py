@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FINGERPRINT = "Comment"
 """Key of the text in a picture that says what was drawn"""
 COLUMNS = 2
-PANEL = (5.2, 3.7)
+PANEL = (5.2, 4.6)
 """Inches"""
 MARKERS, DASHES = "x+*^v", ("--", ":", "-.")
 GRAY = "#666666"
@@ -109,7 +109,7 @@ def _draw_panel(
     axes.set_xlim(left=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False, fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.19), ncols=2, frameon=False, fontsize=8)
 
 
 def _draw_curve(axes: Axes, curve: MeasuredCurve, axis: str, color: str) -> None:
