@@ -34,13 +34,14 @@ from reporting import RESULTS, machine, print_table, warn_if_busy, write_results
 
 from rl_training import evaluate_checkpoint
 from rl_training.checkpoints.loading import find_checkpoint, load_policy
+from rl_training.checkpoints.run_folder import git_commit
 from rl_training.config_files import load_config
 from rl_training.envs import environment_factory
 from rl_training.envs.tensors.vector import TensorVector
 
 POLL_SECONDS = 1.0
 MEMORY_SECONDS = 10.0
-WORLDS, EPISODES = 256, 100
+WORLDS, EPISODES = 256, 50
 """Episodes that the final policy plays in the simulator, and in Gymnasium's environment"""
 STOP_SECONDS = 60.0
 """Time that a stopped run has to save its last checkpoint"""
@@ -91,6 +92,8 @@ class Run:
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
             found["gpu_mib"] = round((total - free) / 2**20, 1)
+            if (own := gpu_memory_of(self._process.pid)) is not None:
+                found["gpu_own_mib"] = own
         return found
 
     def kill_and_resume(self) -> dict[str, Any]:
@@ -108,6 +111,18 @@ class Run:
     def stop(self) -> None:
         self._process.send_signal(signal.SIGINT)
         self._process.wait(STOP_SECONDS)
+
+
+def gpu_memory_of(process: int) -> float | None:
+    """GPU memory of one process in MiB; None where the driver does not say. Other programs may
+    share the GPU."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+        rows = [line.split(",") for line in answer.stdout.splitlines()]
+        return next((float(used) for pid, used in rows if int(pid) == process), None)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
 
 
 def simulator_returns(run: Path, environment_id: str, device: str) -> np.ndarray:
@@ -173,6 +188,7 @@ def main() -> None:
     parser.add_argument("--stop-at", type=float)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--commit", help="commit of this code, where git is not available")
     arguments = parser.parse_args()
     name = f"{arguments.config}__{arguments.env}".replace("/", "-")
     output = arguments.output or RESULTS / "worlds" / f"{name}.json"
@@ -194,6 +210,7 @@ def main() -> None:
         compiling = max((row.get("time/compilation_seconds", 0.0) for row in timed), default=0.0)
         found: dict[str, Any] = {
             "command": " ".join(["python benchmarks/world_training.py", *sys.argv[1:]]),
+            "commit": arguments.commit or git_commit(),
             "machine": machine(device=arguments.device, load_before=load),
             "config": {**load_config(arguments.config).to_mapping(), "env_id": arguments.env},
             "compilation_seconds": round(compiling, 1),
