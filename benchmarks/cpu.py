@@ -99,6 +99,7 @@ def rollout_row(
     cleanrl: dict[str, Any],
     ours: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
+    normalize: bool = False,
 ) -> Row:
     """PPO with equal rollouts, minibatches, epochs and networks."""
     rollout = {"n_steps": rollout_steps, "n_epochs": num_epochs}
@@ -116,7 +117,7 @@ def rollout_row(
         config=config or {},
         peers={"sb3": "PPO", CLEANRL: "PPO"},
         peer_options={
-            "sb3": {"options": rollout},
+            "sb3": {"options": rollout, "normalize": normalize},
             CLEANRL: {
                 "num_steps": rollout_steps,
                 "num_minibatches": num_envs * rollout_steps // batch_size,
@@ -127,14 +128,15 @@ def rollout_row(
     )
 
 
-# CleanRL normalizes observations and rewards in the loop. Stable-Baselines3 does neither by
-# default, so its loop has less to do.
+# All normalize observations and rewards: CleanRL's script does, and Stable-Baselines3 does with
+# the wrapper that RL Zoo uses for these tasks.
 MUJOCO = {
     "batch_size": 64,
     "num_epochs": 10,
     "cleanrl": {"script": "ppo_continuous_action.py", "environment": "HalfCheetah-v4"},
     "ours": {"value_clip_range": 0.2, "normalize_rewards": True},
     "config": {"normalize_observations": True},
+    "normalize": True,
 }
 
 ROWS = [

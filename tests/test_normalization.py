@@ -34,6 +34,17 @@ def test_outliers_are_clipped() -> None:
     assert normalizer.normalize(torch.tensor([[1e6]])).item() == 10.0
 
 
+def test_arrays_are_normalized_to_the_same_bits_as_tensors() -> None:
+    generator = torch.Generator().manual_seed(0)
+    normalizer = ObservationNormalizer(5)
+    normalizer.observe(torch.randn(20, 5, generator=generator) * 3 + 1)
+    for scale in (1e-3, 1.0, 1e3):
+        obs = torch.randn(4, 5, generator=generator) * scale
+        found = normalizer.normalize_array(obs.numpy())
+        assert found.dtype == np.float32
+        assert found.tobytes() == normalizer.normalize(obs).numpy().tobytes()
+
+
 def test_the_state_can_be_saved_and_loaded() -> None:
     first, second = ObservationNormalizer(2), ObservationNormalizer(2)
     first.observe(torch.randn(10, 2))

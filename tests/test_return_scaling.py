@@ -36,6 +36,24 @@ def returns_by_hand(rewards: list[float], ends: list[bool], gamma: float) -> lis
     return found
 
 
+def test_one_environment_has_the_same_bits_as_one_of_several() -> None:
+    """One environment is counted without arrays; one that is chosen of two, with them."""
+    draw = np.random.default_rng(0)
+    alone, chosen = (
+        ReturnScaler(ReturnScaling(0.9, 5.0), 1),
+        ReturnScaler(ReturnScaling(0.9, 5.0), 2),
+    )
+    for _ in range(200):
+        reward = draw.normal(size=2).astype(np.float32)
+        ended = draw.random(2) < 0.1
+        alone.observe(reward[:1], ended[:1], None)
+        chosen.observe(reward, ended, np.array([True, False]))
+    assert alone.state["returns"][0] == chosen.state["returns"][0]
+    for name in ("mean", "square_sum", "count", "largest"):
+        assert alone.state[name] == chosen.state[name], name
+    assert torch.equal(alone.scale, chosen.scale)
+
+
 @pytest.mark.parametrize("largest", [None, 5.0, 0.5])
 def test_the_scale_is_that_of_the_returns_so_far(largest: float | None) -> None:
     draw = np.random.default_rng(0)

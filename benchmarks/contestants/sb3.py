@@ -10,6 +10,7 @@ import torch
 from pace import Pace
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 
 class Turns(BaseCallback):
@@ -25,10 +26,14 @@ class Turns(BaseCallback):
 def main() -> None:
     task = json.loads(sys.argv[1])
     torch.set_num_threads(task["threads"])
-    environment, number = task["environment"], task.get("num_envs", 1)
+    environment: VecEnv | str = task["environment"]
+    if task.get("num_envs", 1) > 1 or task.get("normalize"):
+        environment = make_vec_env(task["environment"], task.get("num_envs", 1))
+    if task.get("normalize"):
+        environment = VecNormalize(environment)
     model = getattr(importlib.import_module(task["module"]), task["algo"])(
         "MlpPolicy",
-        environment if number == 1 else make_vec_env(environment, number),
+        environment,
         batch_size=task["batch_size"],
         policy_kwargs={"net_arch": list(task["hidden_sizes"]), **task.get("policy_kwargs", {})},
         device=task.get("device", "cpu"),

@@ -514,9 +514,8 @@ class Explorer:
         rows = obs.reshape(self._shape)
         if self._normalizers:
             pairs = zip(self._normalizers, rows, strict=True)
-            rows = np.stack(
-                [normalizer.normalize(torch.tensor(raw)).numpy() for normalizer, raw in pairs]
-            )
+            known = [normalizer.normalize_array(raw) for normalizer, raw in pairs]
+            rows = known[0][None] if len(known) == 1 else np.stack(known)
         self._program.begin(rows, progress, self._memory)
 
     @property
