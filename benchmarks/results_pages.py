@@ -145,6 +145,7 @@ def pages(curves: Sequence[MeasuredCurve]) -> dict[Path, str]:
             "tasks": results_tables.tasks_text(curves),
             "settings": results_studies.variants_text(curves),
             "precision": results_studies.precision_text(curves),
+            "worlds": results_studies.worlds_text(),
             **{name: results_studies.single_run_text(name) for name in results_studies.SINGLE_RUNS},
         },
         DOCS / "algorithms/index.md": {"measured": results_tables.guide_text(curves, titles)},

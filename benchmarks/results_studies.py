@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ SINGLE_RUNS = {
     "pixel_pendulum": (5e3, 10e3, 15e3, 20e3, 25e3, 30e3),
 }
 """Files with the curve of one seed, and the steps that the page shows"""
+WORLD_RETURNS = (5_000, 10_000)
+"""Returns whose wall time is shown for runs in the worlds of a GPU"""
 
 
 def variants_text(curves: Sequence[MeasuredCurve]) -> str:
@@ -118,6 +121,44 @@ def difference(first: np.ndarray, second: np.ndarray) -> str:
 
     low, high = statistics.interval_between(first, second, minus)
     return with_interval(Estimate(float(minus(first, second)), float(low), float(high)))
+
+
+def worlds_text() -> str:
+    """Runs that `world_training.py` watched from outside: a row for each file."""
+    rows = []
+    for path in sorted((RESULTS / "worlds").glob("*.json")):
+        run = json.loads(path.read_text())
+        final, killed, evaluations = run["final"], run["killed"], run["evaluations"]
+        paces = [each["steps_per_second"] for each in run["pace"]]
+        last = "" if killed is None else around_kill(run)
+        rows.append(
+            [
+                f"[{path.stem.replace('__', ', ')}]({LINK}worlds/{path.name})",
+                f"{median(paces):,.0f}",
+                number(run["compilation_seconds"]),
+                *(seconds_to(evaluations, reached) for reached in WORLD_RETURNS),
+                f"{number(final['gymnasium_mean'])} ({number(final['gymnasium_std'])})",
+                f"{number(final['simulator_mean'])} ({number(final['simulator_std'])})",
+                last,
+            ]
+        )
+    header = ["run", "steps/s", "compilation, s"]
+    header += [f"{reached:,} after, s" for reached in WORLD_RETURNS]
+    header += ["return in MuJoCo", "in MuJoCo Warp", "before and after a kill"]
+    return table(header, "l" + "r" * (len(header) - 1), rows)
+
+
+def seconds_to(evaluations: Sequence[dict[str, Any]], reached: float) -> str:
+    """The time of the first evaluation with at least this return; empty if there is none."""
+    return next((number(each["seconds"]) for each in evaluations if each["return"] >= reached), "")
+
+
+def around_kill(run: dict[str, Any]) -> str:
+    """The last evaluation before a run was killed, and the first one after it was resumed."""
+    at = run["killed"]["at_seconds"]
+    before = [each["return"] for each in run["evaluations"] if each["seconds"] <= at]
+    after = [each["return"] for each in run["evaluations"] if each["seconds"] > at]
+    return f"{number(before[-1])}, {number(after[0])}" if before and after else ""
 
 
 def single_run_text(name: str) -> str:

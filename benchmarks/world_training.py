@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shlex
 import signal
 import statistics
 import subprocess
@@ -178,6 +179,16 @@ def train(arguments: argparse.Namespace, folder: Path) -> tuple[Run, dict[str, A
     return run, killed
 
 
+def command_of(arguments: argparse.Namespace) -> str:
+    """The command that measures this again, without what depends on the machine."""
+    words = ["--config", arguments.config, "--env", arguments.env]
+    words += ["--set", *arguments.set] if arguments.set else []
+    for option in ("seconds", "kill_after", "stop_at"):
+        value = getattr(arguments, option)
+        words += [] if value is None else [f"--{option.replace('_', '-')}", f"{value:g}"]
+    return shlex.join(["python", "benchmarks/world_training.py", *words])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="ppo/warp")
@@ -209,7 +220,7 @@ def main() -> None:
         timed = [row for row in run.rows if "time/time_elapsed" in row]
         compiling = max((row.get("time/compilation_seconds", 0.0) for row in timed), default=0.0)
         found: dict[str, Any] = {
-            "command": " ".join(["python benchmarks/world_training.py", *sys.argv[1:]]),
+            "command": command_of(arguments),
             "commit": arguments.commit or git_commit(),
             "machine": machine(device=arguments.device, load_before=load),
             "config": {**load_config(arguments.config).to_mapping(), "env_id": arguments.env},
