@@ -55,7 +55,7 @@ test: lint
 test-package: $(READY)
 	@$(BIN)/pytest -m package
 
-# Runs the commands and the code in the documentation, and builds its site.
+# Runs the examples, and the commands and the code in the documentation, and builds its site.
 test-docs: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m docs
 

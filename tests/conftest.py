@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import shutil
@@ -13,16 +14,35 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import hypothesis
 import pytest
+import typer
 from browser_pages import browser  # noqa: F401
 
 # Show assertion details of shared helpers.
 pytest.register_assert_rewrite("conformance", "example_runs", "helpers", "trainer_smoke")
+
+# Commands are built once: that takes longer than many of them run.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 # No deadline, so that a busy machine does not cause failures.
 # Results depend only on the commit; `--hypothesis-profile explore` tries other random examples.
 hypothesis.settings.register_profile("repeat", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1_000)
 hypothesis.settings.load_profile("repeat")
+
+FEW_ALGORITHMS = ("dqn", "fql", "ppo", "sac", "xqc")
+"""Algorithms of different kinds, for tests that take long with each of them"""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the marker `thorough` to all cases of a test but its `fast_cases`."""
+    for item in items:
+        marker = item.get_closest_marker("fast_cases")
+        if marker is not None:
+            case = f"-{item.callspec.id}-"  # type: ignore[attr-defined]
+            if not any(f"-{kept}-" in case for kept in marker.args or FEW_ALGORITHMS):
+                item.add_marker(pytest.mark.thorough)
+
 
 # Set before PyTorch is imported: test workers and their subprocesses share few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

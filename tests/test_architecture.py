@@ -35,6 +35,7 @@ def test_the_package_diagram_is_current() -> None:
     assert drawn == architecture.rooms_drawing(), "run `make architecture`"
 
 
+@pytest.mark.thorough
 def test_architecture_check_passes_and_generated_files_are_current() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools/architecture.py"), "--check"],

@@ -70,6 +70,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     assert total.item() == pytest.approx(critic_loss + np.mean(actor_terms), rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_actions_on_a_bound_do_not_dominate_the_policy() -> None:
     """Of ten equally good actions, nine are near 0.5 and one is 1: the policy learns the mean."""
     generator = torch.Generator().manual_seed(0)

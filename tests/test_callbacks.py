@@ -53,6 +53,7 @@ class Counter(Callback):
 
 
 @each_online
+@pytest.mark.fast_cases
 def test_a_stop_request_is_saved_and_the_stopped_run_can_be_resumed(
     tmp_path: Path, spec: AlgorithmSpec
 ) -> None:

@@ -262,6 +262,7 @@ def test_linked_segments_contain_no_overwritten_rows(
 
 @each_algorithm
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.fast_cases
 def test_a_run_of_any_algorithm_resumes_bit_for_bit_and_can_be_used(
     spec: AlgorithmSpec, tmp_path: Path
 ) -> None:

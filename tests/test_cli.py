@@ -362,6 +362,7 @@ def test_every_command_has_help(rl: Command, command: str) -> None:
 
 @each_algorithm
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.fast_cases
 def test_every_algorithm_trains_evaluates_predicts_and_resumes(
     spec: AlgorithmSpec, rl: Command, work: Path, config_file: Path
 ) -> None:

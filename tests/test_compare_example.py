@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from example_runs import EXAMPLES
 
 
@@ -21,6 +22,7 @@ def run_example(folder: Path, *options: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.docs
 def test_one_command_compares_three_algorithms_in_two_tasks(tmp_path: Path) -> None:
     done = run_example(tmp_path, "--steps", "2", "--seeds", "2", "--out", "short")
     assert done.returncode == 0, done.stderr

@@ -87,6 +87,7 @@ modes = pytest.mark.parametrize(
 @each_kind
 @modes
 @pytest.mark.filterwarnings("error:There is a performance drop")
+@pytest.mark.fast_cases
 def test_a_population_agrees_with_single_learners(
     spec: AlgorithmSpec, smooth: bool, updates: int
 ) -> None:
@@ -164,6 +165,7 @@ def test_an_offline_population_resumes_bit_for_bit(
 
 
 @pytest.mark.parametrize("spec", further_kinds(BUILT_IN), ids=name_of)
+@pytest.mark.fast_cases("sac discrete", "ppo multi_discrete")
 def test_a_run_with_a_further_kind_of_actions_resumes_bit_for_bit(
     spec: AlgorithmSpec, tmp_path: Path
 ) -> None:
@@ -172,6 +174,7 @@ def test_a_run_with_a_further_kind_of_actions_resumes_bit_for_bit(
 
 
 @pytest.mark.parametrize("spec", further_kinds(BUILT_IN), ids=name_of)
+@pytest.mark.fast_cases("sac discrete", "ppo multi_discrete")
 def test_a_policy_of_a_further_kind_of_actions_can_be_exported(
     spec: AlgorithmSpec, tmp_path: Path
 ) -> None:

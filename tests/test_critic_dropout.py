@@ -162,6 +162,7 @@ def test_a_resumed_run_drops_the_same_units(tmp_path: Path, algo: str) -> None:
     assert metric_rows(uninterrupted.run_dir) == metric_rows(resumed.run_dir)
 
 
+@pytest.mark.thorough
 def test_a_resumed_population_drops_the_same_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

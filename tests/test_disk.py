@@ -662,6 +662,7 @@ def test_a_run_without_a_checkpoint_resumes_from_the_beginning(
     assert_same(result, trained(config))
 
 
+@pytest.mark.thorough
 def test_a_run_without_a_checkpoint_starts_from_the_same_policy(
     tmp_path: Path, created_only: CreatedOnly
 ) -> None:

@@ -43,6 +43,7 @@ MakeConfig = Callable[..., dict[str, Any]]
 
 @each_algorithm
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.fast_cases
 def test_seeds_are_trained_resumed_and_summarized(spec: AlgorithmSpec, tmp_path: Path) -> None:
     config = tiny_of(spec, tmp_path, seeds=[3, 5], total_timesteps=55)
     manager = ExperimentManager(config)

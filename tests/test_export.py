@@ -124,11 +124,13 @@ def assert_samples_as_the_policy(agent: Agent, format: Any, tmp_path: Path) -> N
 
 
 @each_algorithm
+@pytest.mark.fast_cases
 def test_a_torch_file_acts_as_the_policy(spec: AlgorithmSpec, tmp_path: Path) -> None:
     assert_acts_as_the_policy(agent_of(spec, tmp_path), "torch", tmp_path)
 
 
 @pytest.mark.parametrize("name", STOCHASTIC)
+@pytest.mark.fast_cases
 def test_a_torch_file_samples_as_the_policy(name: str, tmp_path: Path) -> None:
     agent = stochastic_agent_of(get_algorithm_spec(name), tmp_path)
     assert_samples_as_the_policy(agent, "torch", tmp_path)

@@ -73,6 +73,7 @@ def checkpoints(run_dir: Path) -> list[int]:
 
 
 @each_algorithm
+@pytest.mark.fast_cases
 def test_a_state_that_is_not_finite_stops_the_run_at_the_next_row(
     tmp_path: Path, spec: AlgorithmSpec
 ) -> None:

@@ -56,6 +56,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.fast_cases("3-True")
 def test_a_resumed_run_has_the_same_rows_frames_and_networks(
     tmp_path: Path, prioritized: bool, num_envs: int
 ) -> None:

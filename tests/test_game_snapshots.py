@@ -149,6 +149,7 @@ def test_a_record_of_another_course_is_refused() -> None:
         restore_environment(env, snapshot)
 
 
+@pytest.mark.thorough
 def test_a_run_in_a_game_resumes_bit_for_bit(tmp_path: Path) -> None:
     """With the packaged preprocessing and sticky actions, in the middle of games."""
     pytest.importorskip("ale_py")

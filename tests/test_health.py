@@ -48,6 +48,7 @@ def expected_names(spec: AlgorithmSpec) -> set[str]:
 
 
 @each_algorithm
+@pytest.mark.fast_cases
 def test_every_algorithm_has_its_figures(spec: AlgorithmSpec, tmp_path: Path) -> None:
     run = rl_training.train(tiny_of(spec, tmp_path, total_timesteps=60), progress=False)
     found = health(run.run_dir)

@@ -135,6 +135,7 @@ def test_a_checkpoint_without_its_unfinished_episodes_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.fast_cases("True")
 def test_each_seed_of_a_population_equals_a_single_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batched: bool
 ) -> None:
@@ -217,6 +218,7 @@ def test_prioritized_replay_works_with_repeated_transitions(tmp_path: Path) -> N
     assert_same(uninterrupted, rl_training.resume_training(stopped.run_dir, env=ShortDiscrete))
 
 
+@pytest.mark.thorough
 def test_rewards_are_scaled_as_those_of_the_data(tmp_path: Path) -> None:
     data = {"kind": "random", "size": 80, "reward_scale": 2.0, "reward_shift": 1.0}
     config = goal_run(tmp_path, algo="rlpd", dataset=data, algo_kwargs={"num_critics": 2})

@@ -275,6 +275,7 @@ def test_a_delayed_policy_is_unchanged_and_not_logged_between_its_updates() -> N
     assert on.metrics.keys() == VALUE_METRICS | POLICY_METRICS
 
 
+@pytest.mark.thorough
 def test_a_constant_action_component_does_not_dominate_the_loss() -> None:
     """Without a lower bound, its standard deviation would shrink and its gradient grow."""
     generator = torch.Generator().manual_seed(0)

@@ -238,6 +238,7 @@ def test_settings_of_the_machine_are_resolved_once(
     assert other.num_threads == stored.num_threads
 
 
+@pytest.mark.thorough
 def test_another_number_of_threads_in_the_environment_changes_no_bits(
     tmp_path: Path, reference: JobResult
 ) -> None:

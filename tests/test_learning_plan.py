@@ -108,6 +108,7 @@ def test_a_run_that_was_stopped_continues_and_ends_equal(
     assert returns(path) == returns(measure(fresh))
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_killed_loses_at_most_one_evaluation(
     arguments: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_complete_result_is_left_out_and_an_unfinished_one_is_not(
     assert state(each).text == "open: 90 steps stored, but its run folders are gone"
 
 
+@pytest.mark.thorough
 def test_a_longer_unfinished_curve_is_kept_until_the_new_one_has_reached_as_far(
     arguments: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def change_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SACAlgorithm, "critic_loss", changed)
 
 
+@pytest.mark.thorough
 def test_results_of_other_mathematics_are_stale_and_not_continued(
     arguments: argparse.Namespace,
     tmp_path: Path,
@@ -241,6 +244,7 @@ def test_discrete_actions_are_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None
     assert mathematics.stale(before, mathematics.mathematics(config)) is not None
 
 
+@pytest.mark.thorough
 def test_other_settings_of_the_same_name_are_measured_again(
     arguments: argparse.Namespace,
 ) -> None:
@@ -316,6 +320,7 @@ def test_a_signal_leaves_a_run_that_continues(tmp_path: Path) -> None:
     assert state(each).kind == plan.STARTED
 
 
+@pytest.mark.thorough
 def test_the_time_limit_asks_what_runs_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

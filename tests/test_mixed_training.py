@@ -52,6 +52,7 @@ def mixed(spec: AlgorithmSpec, tmp_path: Path, **changes: Any) -> dict[str, Any]
 
 
 @each_mixed
+@pytest.mark.fast_cases("rlpd", "iql")
 def test_pretraining_comes_before_the_first_step(spec: AlgorithmSpec, tmp_path: Path) -> None:
     config, recorder = mixed(spec, tmp_path), Recorder()
     result = rl_training.train(config, callbacks=[recorder])
@@ -180,6 +181,7 @@ def test_with_only_offline_rows_the_replay_buffer_is_not_sampled(
 
 
 @each_mixed
+@pytest.mark.fast_cases("rlpd", "iql")
 def test_the_composition_of_batches_is_logged(spec: AlgorithmSpec, tmp_path: Path) -> None:
     result = rl_training.train(
         mixed(spec, tmp_path, algo_kwargs={"offline_batch_ratio": 0.25, "buffer_capacity": 50})
@@ -342,6 +344,7 @@ def offline(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
 @pytest.mark.parametrize("regime", ["online", "mixed"])
+@pytest.mark.fast_cases("online-iql", "mixed-td3_bc")
 def test_online_training_starts_with_the_critics_and_normalization_of_an_offline_policy(
     algo: str, regime: str, tmp_path: Path, offline: Any
 ) -> None:
@@ -562,6 +565,7 @@ def test_a_mixed_run_without_dataset_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", MIXED, ids=lambda spec: spec.name)
+@pytest.mark.fast_cases("rlpd", "iql")
 def test_data_and_live_steps_can_share_one_buffer(spec: AlgorithmSpec, tmp_path: Path) -> None:
     settings = {"offline_batch_ratio": "uniform", "batch_size": 64, "learning_starts": 40}
     config = tiny_of(spec, tmp_path, regime="mixed", total_timesteps=100, algo_kwargs=settings)

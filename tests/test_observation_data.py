@@ -561,6 +561,7 @@ def test_batches_have_the_recorded_observations(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OBSERVATIONS)
+@pytest.mark.fast_cases("dictionary", "image")
 def test_a_summary_and_its_picture_show_every_leaf(name: str, tmp_path: Path) -> None:
     path = written(recorded(name), "npz", tmp_path)
     summary = describe_dataset(path, picture=tmp_path / "picture.png")

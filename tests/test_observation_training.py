@@ -128,6 +128,7 @@ def test_goals_written_by_minari_train_a_policy_without_an_environment(tmp_path:
 
 
 @pytest.mark.parametrize("name", OBSERVATIONS)
+@pytest.mark.fast_cases("dictionary", "image")
 def test_every_observation_can_be_cloned_and_resumed_exactly(name: str, tmp_path: Path) -> None:
     path = tmp_path / "data.hdf5"
     record_dataset(path, 60, env_id="Zoo-v0", env_kwargs={"observation": name})

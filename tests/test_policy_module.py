@@ -50,6 +50,7 @@ class Shifted(gym.Env[np.ndarray, Any]):
 
 
 @each_algorithm
+@pytest.mark.fast_cases
 def test_the_module_gives_the_actions_of_predict_and_can_be_exported(
     spec: AlgorithmSpec, tmp_path: Path
 ) -> None:

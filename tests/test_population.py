@@ -65,6 +65,7 @@ def population(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     ],
     ids=["plain", "many", "overlapped", "prioritized"],
 )
+@pytest.mark.fast_cases("in turn-plain", "batched-many")
 def test_a_population_resumes_bit_for_bit_together_and_one_by_one(
     tmp_path: Path, batched: bool, changes: dict
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_population_member_equals_a_single_run(tmp_path: Path, batched: bool) 
         assert one == pytest.approx(other, rel=1e-2, abs=1e-2)
 
 
+@pytest.mark.fast_cases("batched")
 def test_a_stopped_seed_does_not_affect_the_others(tmp_path: Path, batched: bool) -> None:
     config = population(tmp_path, num_envs=2)
     uninterrupted = rl_training.train(config)
@@ -121,6 +123,7 @@ def test_a_stopped_seed_does_not_affect_the_others(tmp_path: Path, batched: bool
     assert_same(uninterrupted[1], rl_training.resume_training(some[1].run_dir))
 
 
+@pytest.mark.fast_cases("batched")
 def test_early_stopping_applies_to_each_seed_separately(tmp_path: Path, batched: bool) -> None:
     config = population(
         tmp_path, eval_interval=50, early_stopping={"patience": 1, "min_delta": 1e9}
@@ -158,6 +161,7 @@ class Pendulum(gym.Wrapper):
 
 @pytest.mark.parametrize("patience", [60, 0, None], ids=["later", "first step", "first reset"])
 @pytest.mark.usefixtures("batched")
+@pytest.mark.fast_cases("in turn-later", "batched-first step")
 def test_an_error_ends_only_its_seed(tmp_path: Path, patience: int | None) -> None:
     seen: dict[int, set[int]] = {1: set(), 3: set()}
     for seed, its in seen.items():
@@ -213,6 +217,7 @@ class InterruptAtEvaluation(Callback):
 
 
 @pytest.mark.usefixtures("batched")
+@pytest.mark.fast_cases("in turn")
 def test_an_interruption_skips_further_evaluations(tmp_path: Path) -> None:
     config = population(tmp_path, eval_interval=60)
     uninterrupted = rl_training.train(config)
@@ -247,6 +252,7 @@ def test_runs_that_were_never_reached_are_reported_as_interrupted(tmp_path: Path
 
 
 @pytest.mark.usefixtures("batched")
+@pytest.mark.fast_cases("in turn")
 def test_seeds_are_saved_at_the_same_steps(tmp_path: Path) -> None:
     """This includes the best result of one seed, so that all can resume together after a crash."""
     results = rl_training.train(population(tmp_path, eval_interval=30))
@@ -268,6 +274,7 @@ def test_each_seed_has_its_own_callbacks(tmp_path: Path, batched: bool) -> None:
     assert copied.events == []
 
 
+@pytest.mark.fast_cases("batched")
 def test_runs_at_different_steps_are_resumed_in_sequence(tmp_path: Path, batched: bool) -> None:
     config = population(tmp_path)
     uninterrupted = rl_training.train(config)

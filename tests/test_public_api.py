@@ -121,6 +121,7 @@ def test_the_example_of_the_documentation(quick: dict[str, Any], tmp_path: Path)
 
 @each_algorithm
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.fast_cases
 def test_every_managed_class_learns_evaluates_predicts_saves_and_loads(
     spec: AlgorithmSpec, tmp_path: Path
 ) -> None:

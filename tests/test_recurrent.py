@@ -366,6 +366,7 @@ def test_nothing_is_remembered_of_a_lost_episode(tmp_path: Path) -> None:
         assert memory[own][1:][~begins].any(-1).all()
 
 
+@pytest.mark.thorough
 def test_a_population_agrees_with_single_seeds_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,6 +398,7 @@ def test_sequences_of_tensor_worlds_are_rebuilt_as_they_were_acted(tmp_path: Pat
 
 
 @pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.thorough
 def test_worlds_of_tensors_resume_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batched: bool
 ) -> None:
@@ -599,6 +601,7 @@ def test_a_module_agrees_with_prediction(kind: str) -> None:
 @pytest.mark.parametrize(
     ("file", "stochastic"), [("policy.onnx", False), ("policy.pt2", False), ("policy.pt2", True)]
 )
+@pytest.mark.fast_cases("policy.pt2-True")
 def test_an_exported_policy_takes_and_returns_the_state(
     tmp_path: Path, file: str, stochastic: bool
 ) -> None:

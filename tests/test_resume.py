@@ -110,6 +110,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
     assert hashes(first)["model.safetensors"] != hashes(other)["model.safetensors"]
 
 
+@pytest.mark.thorough
 def test_a_run_does_not_change_the_callers_random_streams_and_threads(tmp_path: Path) -> None:
     random.seed(1)
     np.random.seed(1)

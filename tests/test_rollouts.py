@@ -281,6 +281,7 @@ class Probabilities(Callback):
         self.normalizations.append(normalizer.shift.tolist())
 
 
+@pytest.mark.thorough
 def test_statistics_of_observations_change_between_rollouts_alone(tmp_path: Path) -> None:
     config = tiny_of(
         PPO_SPEC, tmp_path, normalize_observations=True, total_timesteps=24, num_envs=1

@@ -117,6 +117,7 @@ def test_stopping_within_an_episode_changes_nothing(spec: AlgorithmSpec, tmp_pat
 
 
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+@pytest.mark.fast_cases("future")
 def test_stopping_twice_with_a_full_ring_changes_nothing(tmp_path: Path, strategy: str) -> None:
     config = goal_run(
         tmp_path,
@@ -147,6 +148,7 @@ def test_a_run_without_its_replay_buffer_is_resumed(tmp_path: Path) -> None:
     assert result.metrics["global_step"] == 120
 
 
+@pytest.mark.thorough
 def test_a_resumed_population_equals_the_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +199,7 @@ def test_rows_of_a_lost_episode_get_no_goals_of_the_next_one(tmp_path: Path, num
     assert far.max() <= 7 * 0.15 + 1e-6
 
 
+@pytest.mark.thorough
 def test_rewards_are_scaled_as_those_of_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +298,7 @@ def test_images_are_stored_once_and_goals_are_found_beside_them(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("environment", [Camera, HasImage])
+@pytest.mark.fast_cases("HasImage")
 def test_environments_with_images_are_resumed(tmp_path: Path, environment: Any) -> None:
     networks = {"encoders": {"camera": {"encoder": "impala", "feature_size": 8}}}
     config = goal_run(tmp_path, algo_kwargs={"networks": networks}, total_timesteps=60)

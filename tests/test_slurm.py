@@ -347,6 +347,7 @@ def test_slurm_that_does_not_answer_is_not_the_end_of_jobs(
     assert not list(fake.glob("*.sh"))
 
 
+@pytest.mark.thorough
 def test_a_command_that_is_stopped_before_it_knows_its_jobs_finds_them_again(
     tmp_path: Path, values: dict[str, Any], fake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def check_predictions(run: Path, kind: ActionKind, observation: str, tmp_path: P
 
 
 @pytest.mark.parametrize(("spec", "kind"), PAIRS)
+@pytest.mark.fast_cases("sac-continuous", "dqn-discrete", "ppo-multi_discrete")
 def test_an_algorithm_takes_dictionaries(
     spec: AlgorithmSpec, kind: ActionKind, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_reports_of_all_seeds_reach_the_study(small: Path) -> None:
         assert list(trial.reports) == [100, 200, 300]
 
 
+@pytest.mark.thorough
 def test_pruned_trials_stop_early_and_are_never_the_best(tmp_path: Path) -> None:
     values = {
         **SMALL,
@@ -128,6 +129,7 @@ def test_the_winner_is_trained_with_seeds_that_the_search_has_not_seen(small: Pa
     assert {result.run_dir.parent for result in job.results} == {small / "winner"}
 
 
+@pytest.mark.thorough
 def test_workers_stop_with_checkpoints_when_the_sweep_is_killed(tmp_path: Path) -> None:
     file, output = sweep_file(tmp_path, GRID), tmp_path / "sweep"
     process = start_sweep(file, output, "--workers", "1")

@@ -38,6 +38,7 @@ def rollouts(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         ),
     ],
 )
+@pytest.mark.fast_cases("discrete")
 def test_two_seeds_resume_bit_for_bit_in_the_middle_of_a_rollout(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:

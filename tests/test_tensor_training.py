@@ -60,6 +60,7 @@ def trained(config: dict[str, Any], **options: Any) -> TrainResult:
         ),
     ],
 )
+@pytest.mark.fast_cases("sac", "normalized-wrapping")
 def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
     config = tensors(tmp_path, **changes)
     whole = trained(config)
@@ -307,6 +308,7 @@ def test_sac_learns_in_worlds_that_are_tensors(tmp_path: Path) -> None:
     assert result.metrics["eval_return_mean"] > -250
 
 
+@pytest.mark.thorough
 def test_seeds_of_one_program_have_their_own_worlds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,7 @@ def test_a_server_that_never_answers_ends_with_the_run(
     assert not is_running(started["pid"])
 
 
+@pytest.mark.thorough
 def test_a_signal_is_not_delayed_by_a_server_that_never_answers(stub: Stub, tmp_path: Path) -> None:
     class Stop(Callback):
         def on_collect_end(self, context: TrainingContext) -> None:

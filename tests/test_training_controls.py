@@ -82,6 +82,7 @@ def test_an_interval_fires_once_when_one_or_more_multiples_are_passed(
     [*((spec, 3) for spec in LIVE), (LIVE[0], 1), (LIVE[0], 4)],
     ids=lambda value: getattr(value, "name", value),
 )
+@pytest.mark.fast_cases
 def test_evaluation_and_update_intervals_hold_for_any_number_of_environments(
     tmp_path: Path, spec: AlgorithmSpec, num_envs: int
 ) -> None:
@@ -214,6 +215,7 @@ def saved_state(checkpoint: Path) -> dict:
     [({"min_delta": 1e9}, "early_stopping"), ({"target_value": -1e9}, "target_value")],
     ids=["patience", "target"],
 )
+@pytest.mark.fast_cases
 def test_early_stopping_and_its_state_are_in_the_checkpoint(
     tmp_path: Path, spec: AlgorithmSpec, settings: dict, reason: str
 ) -> None:
@@ -241,6 +243,7 @@ def test_early_stopping_and_its_state_are_in_the_checkpoint(
 
 
 @each_live
+@pytest.mark.fast_cases
 def test_patience_continues_after_a_resume(tmp_path: Path, spec: AlgorithmSpec) -> None:
     """The first evaluation stays the best. The fourth, at 80, exceeds the patience."""
     stop = {"patience": 3, "min_delta": 1e9}

@@ -430,6 +430,7 @@ class Fatal(Count):
         return super().step(action)
 
 
+@pytest.mark.thorough
 def test_an_episode_that_kills_its_worker_again_and_again_is_given_up() -> None:
     with VectorEnvironment(
         EnvironmentFactory(Fatal), 1, (0, 1, 2, 3, 4, 5), backend="async", restarts=1000
@@ -442,6 +443,7 @@ def test_an_episode_that_kills_its_worker_again_and_again_is_given_up() -> None:
     assert lost > 0
 
 
+@pytest.mark.thorough
 def test_a_hanging_worker_does_not_delay_a_requested_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
