@@ -122,6 +122,71 @@ def test_a_shared_encoder_can_be_custom() -> None:
     assert algorithm.model.actor.sizes == (9, 2 * ACTIONS)
 
 
+class Tied(nn.Module):
+    """Has a layer under two names, and a layer with the weights of another one."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(inputs, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.third.weight = self.second.weight
+        self.layers = nn.Sequential(self.first, nn.Tanh(), self.second, self.third)
+        self.output = nn.Linear(8, outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.output(self.layers(inputs))
+        return outputs
+
+
+class TiedNetworks:
+    def actor(self, inputs: int, outputs: int) -> nn.Module:
+        return Tied(inputs, outputs)
+
+    def critic(self, inputs: int, outputs: int) -> nn.Module:
+        return Tied(inputs, outputs)
+
+
+def test_parts_of_a_network_may_have_several_names_and_share_parameters() -> None:
+    algorithm = make("sac", TiedNetworks)
+    algorithm.update(next(batches("sac", 1)))
+    together = learner_of(TiedNetworks, (5, 6))
+    together.update(0, 1)
+    actor = algorithm.model.actor
+    parts = actor.unflatten(algorithm.state["actor"])
+    own = {name: part for name, part in parts.items() if not name.startswith("encoder")}
+    module = Tied(own["first.weight"].shape[1], 2 * ACTIONS)
+    module.load_state_dict(own, strict=False)
+    features = torch.rand(3, own["first.weight"].shape[1])
+    found = actor.decode(features, algorithm.state["actor"])
+    torch.testing.assert_close(found, module(features))
+    assert {each for each in own if "weight" in each} == {
+        "first.weight",
+        "second.weight",
+        "output.weight",
+    }
+
+
+class CastingEncoder(nn.Module):
+    """Names float32, also where a check computes in double precision."""
+
+    def __init__(self, observation: ObservationSpec) -> None:
+        super().__init__()
+        self.layer = nn.Linear(observation.leaf("camera").numbers, 4)
+
+    def forward(self, leaves: dict[str, Tensor]) -> Tensor:
+        outputs: Tensor = self.layer(leaves["camera"].flatten(1).float() / 255)
+        return outputs + leaves["mode"].to(torch.float32)[:, None]
+
+
+class Casting:
+    def encoder(self, observation: ObservationSpec) -> nn.Module:
+        return CastingEncoder(observation)
+
+
+def test_a_network_that_casts_to_float32_is_exported(tmp_path: Path) -> None:
+    agent = SAC(Zoo, networks=Casting, hidden_sizes=[8], output_dir=str(tmp_path))
+    assert agent.export(tmp_path / "policy.pt2", format="torch").exists()
+
+
 def test_parameters_depend_on_the_seed_alone() -> None:
     first, second, other = (make("sac", AllNetworks, seed=seed).state for seed in (1, 1, 2))
     assert torch.equal(first["critic"], second["critic"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from rl_training.execution.execution import Execution
 from rl_training.execution.learner import Learner
 from rl_training.execution.policy import Policy
 from rl_training.execution.policy_module import LeafInputs
-from rl_training.execution.programs import ROWS, SHIFTS, Population
+from rl_training.execution.programs import ROWS, SHIFTS, Population, placeholder
 from rl_training.models import MLP
 from rl_training.models.encoders.augmentation import RandomShift
 from rl_training.models.encoders.images import ImageLayout
@@ -503,3 +504,34 @@ def test_seeds_are_trained_alone_and_together(tmp_path: Path) -> None:
     results = rl_training.train({**config, "seeds": [1, 2]}, env=Zoo)
     alone = rl_training.train({**config, "seed": 2}, env=Zoo)
     assert_same(results[1], alone)
+
+
+COUNTS_FROM_4 = Discrete(1_200, start=4)
+"""More values than are one-hot by default, and zero is none of them"""
+
+
+class CountsFrom4(Zoo):
+    def __init__(self) -> None:
+        super().__init__("discrete", Discrete(2))
+        self.observation_space = COUNTS_FROM_4
+
+
+@pytest.mark.compiled
+def test_values_from_4_are_embedded_in_compiled_runs(tmp_path: Path) -> None:
+    config = {**tiny(tmp_path), "env_id": None, "algo": "dqn", "compile": "on"}
+    config["algo_kwargs"] = {"hidden_sizes": [4], "batch_size": 4, "learning_starts": 10}
+    result = rl_training.train({**config, "total_timesteps": 20}, env=CountsFrom4)
+    assert result.metrics["gradient_steps"] > 0
+
+
+def test_a_policy_that_embeds_values_from_4_is_exported(tmp_path: Path) -> None:
+    agent = rl_training.DQN(CountsFrom4, hidden_sizes=[4], output_dir=str(tmp_path))
+    assert agent.export(tmp_path / "policy.pt2", format="torch").exists()
+
+
+def test_slots_without_a_seed_have_possible_observations() -> None:
+    observation = describe_observations(COUNTS_FROM_4)
+    algorithm, population = SimpleNamespace(observation=observation), Population(3, (0, 2))
+    found = placeholder(algorithm, population, 2)  # type: ignore[arg-type]
+    assert found.shape == (3, 2, 1)
+    assert (observation.leaves_of(found)[""] == 4).all()

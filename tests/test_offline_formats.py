@@ -264,6 +264,30 @@ def test_written_data_are_read_as_the_same_rows(
     assert leftovers == []
 
 
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("data_format", ["npz", "hdf5"])
+def test_the_number_of_discrete_actions_is_kept(
+    data_format: Any, known: bool, tmp_path: Path, minari_folder: Path
+) -> None:
+    actions = np.arange(13) % 2 - 1  # the largest action of three was never taken
+    arrays = recorded(EPISODES) | {"actions": actions}
+    if known:
+        arrays["discrete_actions"] = np.array([-1, 3])
+    path = write_recording(array_recording(arrays), tmp_path / f"x.{data_format}", data_format)
+    written = open_npz(path) if data_format == "npz" else open_hdf5(path)
+    assert (written.info.action_start, written.info.action_dim) == ((-1, 3) if known else (None, 0))
+    write_recording(written, minari_folder, "minari", dataset_id="my/b-v0")
+    info = open_minari("my/b-v0").info
+    assert (info.action_start, info.action_dim) == (-1, 3 if known else 2)
+
+
+@pytest.mark.parametrize("wrong", [[0, 0], [0.0, 3.0], [3], 3])
+def test_impossible_discrete_actions_are_refused(wrong: Any) -> None:
+    arrays = recorded(EPISODES) | {"actions": np.arange(13) % 2}
+    with pytest.raises(DataError, match="discrete_actions must be two integers"):
+        array_recording(arrays | {"discrete_actions": np.array(wrong)})
+
+
 def test_a_written_dataset_opens_in_minari(minari_folder: Path) -> None:
     minari = pytest.importorskip("minari")
     arrays = recorded(EPISODES) | {"action_low": np.array([-2.0]), "action_high": np.array([2.0])}

@@ -12,11 +12,12 @@ recurrent policy is compared like actions, in its own units.
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from rl_training.deployment.formats import Arrays, Runner
 from rl_training.errors import UserError
@@ -184,12 +185,30 @@ def _in_double_precision(module: nn.Module, inputs: Arrays) -> list[np.ndarray]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # encoders convert images to it
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), _CastsToDouble():
             found = module(*doubles)
     finally:
         torch.set_default_dtype(before)
     tensors = found if isinstance(found, tuple) else (found,)
     return [tensor.numpy(force=True) for tensor in tensors]
+
+
+class _CastsToDouble(TorchFunctionMode):
+    """Casts to double what a user's network casts to float32, for example by `images.float()`."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.Tensor.view:  # of the same bits
+            return function(*args, **(kwargs or {}))
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        named = {name: _as_double(each) for name, each in (kwargs or {}).items()}
+        return function(*map(_as_double, args), **named)
+
+
+def _as_double(argument: Any) -> Any:
+    return torch.float64 if argument is torch.float32 else argument
 
 
 def _fail(problem: str) -> NoReturn:

@@ -199,6 +199,7 @@ def _module_of(policy: Policy, *, stochastic: bool) -> tuple[nn.Module, tuple[st
     algorithm, spaces = policy.algorithm, policy.spaces
     parts = (algorithm, spaces, policy.normalizer)
     outputs: tuple[str, ...] = ("action",)
+    example = spaces.observation.smallest_rows(1)
     module: PolicyLayers
     if stochastic:
         if (reason := algorithm.why_deterministic()) is not None:
@@ -207,7 +208,7 @@ def _module_of(policy: Policy, *, stochastic: bool) -> tuple[nn.Module, tuple[st
                 f"{reason}"
             )
         module = policy_module(*parts, stochastic=True)
-    elif not policy.memory_size and policy.action_values(np.zeros((1, spaces.obs_dim))) is not None:
+    elif not policy.memory_size and policy.action_values(example) is not None:
         module = PolicyModuleWithValues(*parts)
         outputs = ("action", "q_values")
     else:

@@ -212,6 +212,7 @@ class GraphedActions:
             fields["rows"] = ((rows, replay.row_width), torch.float32)
             fields["sizes"] = ((width,), torch.int64)
         self._staging = Staging(fields, self._device)
+        self._staging.host["obs"][...] = parts.placeholder().numpy()
         self._explore = compile_program(explore_program(parts.algorithm, population), self._device)
         self.memory: np.ndarray | None = None
         self._graph: torch.cuda.CUDAGraph | None = None

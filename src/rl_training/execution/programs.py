@@ -199,6 +199,19 @@ class ActionParts:
     obs_shape: tuple[int, int]
     """Environments per seed, and size of an observation"""
 
+    def placeholder(self) -> Tensor:
+        """Return possible observations of all slots; see `placeholder`."""
+        return placeholder(self.algorithm, self.population, self.obs_shape[0])
+
+
+def placeholder(algorithm: Algorithm, population: Population, num_envs: int) -> Tensor:
+    """Return possible observations of all slots, for compiling and for slots without a seed.
+
+    Zeros are not always possible: an embedding has no row for them if values count from 1.
+    """
+    rows = torch.from_numpy(algorithm.observation.smallest_rows(num_envs))
+    return rows.repeat(*population.leading_shape, 1, 1)
+
 
 def explore_program(algorithm: Algorithm, population: Population) -> Callable[..., Any]:
     """Return what chooses the actions of all slots; if they remember, with the next memory."""
@@ -247,10 +260,7 @@ class DirectActions:
         self._pool, self._lead = parts.pool, population.leading_shape
         self._occupied = population.occupied if self._lead else ...
         # Allocated by PyTorch: kernels give the same bits only at equal alignment.
-        self._obs, self._progress = (
-            torch.zeros(*self._lead, *parts.obs_shape),
-            torch.zeros(self._lead),
-        )
+        self._obs, self._progress = parts.placeholder(), torch.zeros(self._lead)
         self._obs_array, self._progress_array = self._obs.numpy(), self._progress.numpy()
         self.memory: np.ndarray | None = None
         self._remembered: list[Tensor] = []

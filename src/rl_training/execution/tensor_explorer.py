@@ -17,6 +17,7 @@ from rl_training.execution.programs import (
     compile_program,
     explore_program,
     is_uncompiled,
+    placeholder,
 )
 from rl_training.execution.random_streams import RandomPool
 from rl_training.types import Noise, SpaceInfo, State
@@ -53,7 +54,7 @@ class TensorExplorer:
         random = Draw("uniform", (num_envs,) if one else (num_envs, spaces.action_dim))
         self.pool = RandomPool({**draws, RANDOM: random}, generators, self._device)
         lead = population.leading_shape
-        self._obs = torch.zeros(*lead, num_envs, spaces.obs_dim, device=self._device)
+        self._obs = placeholder(algorithm, population, num_envs).to(self._device)
         self._progress = torch.zeros(lead, device=self._device)
         self._memory: Tensor | None = None
         """What recurrent policies remember before their next actions"""

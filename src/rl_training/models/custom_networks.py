@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -196,8 +196,10 @@ def why_not_mapped(module: nn.Module, inputs: Any) -> str | None:
     else:
         given = {name: _repeated(value) for name, value in inputs.items()}
 
+    places = places_of(module)
+
     def call(tensors: dict[str, Tensor], given: Any) -> Any:
-        return torch.func.functional_call(module, tensors, (given,))
+        return called_with(module, tensors, given, places)
 
     try:
         with torch.no_grad():
@@ -205,6 +207,36 @@ def why_not_mapped(module: nn.Module, inputs: Any) -> str | None:
     except Exception as error:
         return brief(error)
     return None
+
+
+def places_of(module: nn.Module) -> dict[str, list[str]]:
+    """Return the names of all attributes that are each parameter, by the name of the parameter.
+
+    A parameter may belong to several parts. A part that has several names, such as a layer that is
+    also in a `Sequential`, counts once.
+    """
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    places: dict[str, list[str]] = {name: [] for name in names.values()}
+    for path, part in module.named_modules():  # each part once
+        for attribute, parameter in part._parameters.items():
+            if parameter is not None:
+                places[names[parameter]].append(f"{path}.{attribute}".lstrip("."))
+    return places
+
+
+def called_with(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    inputs: Any,
+    places: Mapping[str, Sequence[str]],
+) -> Any:
+    """Evaluate a module with other tensors as its parameters; `places` are from `places_of`.
+
+    PyTorch would find the places itself, but replace a parameter several times if its part has
+    several names, and not undo it.
+    """
+    replaced = {place: tensors[name] for name in places for place in places[name]}
+    return torch.func.functional_call(module, replaced, (inputs,), tie_weights=False)
 
 
 def _hidden_part(module: nn.Module) -> str | None:

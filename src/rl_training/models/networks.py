@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rl_training.models.custom_networks import called_with, places_of
 from rl_training.models.mlp import Network, ParameterLayout
 from rl_training.observations import ObservationLeaf, ObservationSpec
 
@@ -42,7 +43,7 @@ class ModuleNetwork(Network):
         self.sizes, self.ensemble, self.why_not_mapped = sizes, ensemble, why_not_mapped
         free = dict(free_parameters or {})
         own = dict(modules[0].named_parameters())
-        self._names = list(own)
+        self._names, self._places = list(own), places_of(modules[0])
         self._frozen = [name for name, parameter in own.items() if not parameter.requires_grad]
         shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
         self.layout = ParameterLayout(shapes | free)
@@ -85,7 +86,7 @@ class ModuleNetwork(Network):
         return outputs.mean(-1, keepdim=True) if mean_output else outputs
 
     def _call(self, tensors: dict[str, Tensor], inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
-        outputs: Tensor = torch.func.functional_call(self._structure[0], tensors, (inputs,))
+        outputs: Tensor = called_with(self._structure[0], tensors, inputs, self._places)
         return outputs
 
 

@@ -42,6 +42,9 @@ BOUNDS = ("action_low", "action_high")
 """Action bounds, in files that this package wrote; one entry per action component, in the shape of
 an action"""
 
+CHOICES = "discrete_actions"
+"""The smallest discrete action and how many there are, in files that this package wrote"""
+
 
 class ArrayColumn:
     """An array in memory."""
@@ -76,9 +79,10 @@ class ColumnRecording:
         described: ObservationSpec | None = None,
         max_episode_steps: int | None = None,
         action_bounds: tuple[np.ndarray, np.ndarray] | None = None,
+        choices: np.ndarray | None = None,
         provenance: Json | None = None,
     ) -> None:
-        """`described` is what the data says about its observations."""
+        """`described` is what the data says about its observations, `choices` about actions."""
         require_columns(arrays, name)
         columns, self._observation = open_observations(arrays, name, leaves, described)
         columns |= {key: arrays[key]() for key in OTHERS if key in arrays}
@@ -91,18 +95,22 @@ class ColumnRecording:
         low, high = _checked_bounds(action_bounds, shape, action_dim, name)
         if kind_of_actions == "multi_binary":
             low, high = np.zeros(action_dim, np.float32), np.ones(action_dim, np.float32)
+        start = None
+        if kind_of_actions == "discrete":
+            start, action_dim = _checked_choices(choices, name)
         self._boundaries = _find_boundaries(columns, rows, name, max_episode_steps)
         kept = self._boundaries.kept
         self.info = RecordingInfo(
             name,
             kind,
             obs_dim=columns["observations"].shape[1],
-            action_dim=0 if kind_of_actions == "discrete" else action_dim,
+            action_dim=action_dim,
             action_kind=kind_of_actions,
             max_rows=rows if kept is None else int(kept.sum()),
             action_low=low,
             action_high=high,
             action_shape=shape,
+            action_start=start,
             provenance=provenance,
             given_observation=self._observation,
         )
@@ -169,6 +177,7 @@ def array_recording(
         leaves=leaves,
         max_episode_steps=max_episode_steps,
         action_bounds=bounds,
+        choices=np.asarray(arrays[CHOICES]) if CHOICES in arrays else None,
     )
 
 
@@ -306,6 +315,17 @@ def _flags(column: Column, rows: int, name: str) -> np.ndarray:
                 raise DataError(f"{name}[{first + row}] is {values[row]}; it must be 0 or 1")
         flags[first : first + len(values)] = values != 0
     return flags
+
+
+def _checked_choices(choices: np.ndarray | None, name: str) -> tuple[int | None, int]:
+    """Return the smallest discrete action and the number of them; None and 0 if unknown."""
+    if choices is None:
+        return None, 0
+    if choices.dtype.kind not in "iu" or choices.shape != (2,) or choices[1] < 1:
+        raise DataError(
+            f"{name}: {CHOICES} must be two integers: the smallest action and how many there are"
+        )
+    return int(choices[0]), int(choices[1])
 
 
 def _checked_bounds(

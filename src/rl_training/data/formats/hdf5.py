@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.data.formats.columns import BOUNDS, OTHERS, ColumnRecording
+from rl_training.data.formats.columns import BOUNDS, CHOICES, OTHERS, ColumnRecording
 from rl_training.data.formats.recording import CHUNK_ROWS
 from rl_training.data.formats.stored import PROVENANCE, provenance_of
 from rl_training.data.leaves.columns import NEXT_OBSERVATIONS, OBSERVATIONS, Column
@@ -62,6 +62,7 @@ def open_hdf5(
             described=_read_leaves(file, str(path)),
             max_episode_steps=max_episode_steps,
             action_bounds=bounds,
+            choices=np.asarray(file.attrs[CHOICES]) if CHOICES in file.attrs else None,
             provenance=provenance_of(file.attrs.get(PROVENANCE)),
         )
 

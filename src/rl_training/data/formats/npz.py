@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy_format
 
-from rl_training.data.formats.columns import BOUNDS, ColumnRecording
+from rl_training.data.formats.columns import BOUNDS, CHOICES, ColumnRecording
 from rl_training.data.formats.stored import MAX_BYTES, PROVENANCE, provenance_of
 from rl_training.data.leaves.description import (
     ALL_LEAVES,
@@ -64,6 +64,7 @@ def open_npz(
             described=_read_leaves(archive, entries.get(DESCRIPTION), str(path)),
             max_episode_steps=max_episode_steps,
             action_bounds=bounds,
+            choices=_read_choices(archive, entries.get(CHOICES), str(path)),
             provenance=_read_provenance(archive, entries.get(PROVENANCE)),
         )
 
@@ -159,6 +160,10 @@ def _read_bound(archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:
     if archive.getinfo(entry).file_size > MAX_BOUND_BYTES:
         raise DataError(f"{name} is too large for action bounds")
     return EntryColumn(archive, entry, name).read_all()
+
+
+def _read_choices(archive: zipfile.ZipFile, entry: str | None, name: str) -> np.ndarray | None:
+    return None if entry is None else _read_bound(archive, entry, f"{name}: {CHOICES}")
 
 
 def _read_provenance(archive: zipfile.ZipFile, entry: str | None) -> Json | None:

@@ -16,6 +16,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from rl_training.data.formats.columns import BOUNDS, CHOICES
 from rl_training.data.formats.hdf5 import require_h5py
 from rl_training.data.formats.minari import DATA, METADATA, check_minari_id
 from rl_training.data.formats.parquet import require_pyarrow
@@ -139,6 +140,8 @@ def collect(recording: Recording, progress: ProgressListener | None = None) -> A
     arrays = {key: values[:count] for key, values in arrays.items()}
     if info.action_kind == "discrete":
         arrays["actions"] = arrays["actions"][:, 0]
+        if info.action_start is not None and info.action_dim:
+            arrays[CHOICES] = np.array([info.action_start, info.action_dim])
         return arrays
     shape = _action_shape(info)
     arrays["actions"] = arrays["actions"].reshape(count, *shape)
@@ -168,7 +171,7 @@ def _write_hdf5(arrays: Arrays, info: RecordingInfo, path: Path, provenance: Jso
 
     with h5py.File(path, "w") as file:
         for key, values in arrays.items():
-            if key in ("action_low", "action_high"):
+            if key in (*BOUNDS, CHOICES):
                 file.attrs[key] = values
             else:
                 file.create_dataset(key, data=values)
@@ -250,7 +253,9 @@ def _action_space(arrays: Mapping[str, np.ndarray], info: RecordingInfo) -> Json
         low, high = (bound.reshape(_action_shape(info)) for bound in bounds)
         nvec, start = (high - low + 1).tolist(), low.tolist()
         return {"type": "MultiDiscrete", "dtype": "int64", "nvec": nvec, "start": start}
-    start = info.action_start or 0
+    start = info.action_start
+    if start is None:  # actions usually count from 0
+        start = min(0, int(arrays["actions"].min()))
     choices = info.action_dim or int(arrays["actions"].max()) + 1 - start
     return {"type": "Discrete", "dtype": "int64", "start": start, "n": choices}
 
