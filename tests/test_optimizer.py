@@ -18,6 +18,21 @@ from rl_training.models import MLP
 EIGHT = {"hidden_sizes": [8, 8], "batch_size": 16}
 
 
+def take_step(
+    optimizer: Adam, state: dict[str, torch.Tensor], gradient: torch.Tensor, mapped: bool
+) -> None:
+    """Step as for one seed; or as for several, where `state` has a seed axis of length one."""
+
+    def step(state: dict[str, torch.Tensor], gradient: torch.Tensor) -> torch.Tensor:
+        optimizer.step(state, "x", gradient)
+        return state["x"]
+
+    if mapped:
+        torch.func.vmap(step)(state, gradient.unsqueeze(0))
+    else:
+        step(state, gradient)
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("betas", [(0.8, 0.95), (0.0, 0.9), (0.9, 0.0)])
 @pytest.mark.parametrize("mapped", [False, True])
@@ -31,22 +46,37 @@ def test_settings_have_the_same_meaning_as_in_pytorch(
     options = {"lr": 1e-2, "betas": betas, "eps": 1e-3}
     expected = torch.optim.AdamW([theirs], **options, weight_decay=weight_decay)
     state = {"x": vector, **ours.initial_state("x", vector)}
-    if mapped:  # with a seed axis of length one
+    if mapped:
         state = {name: tensor.unsqueeze(0) for name, tensor in state.items()}
     for _ in range(10):
         gradient = torch.randn(20, generator=generator)
         theirs.grad = gradient.clone()
         expected.step()
-        if mapped:
-
-            def step(state: dict[str, torch.Tensor], gradient: torch.Tensor) -> torch.Tensor:
-                ours.step(state, "x", gradient)
-                return state["x"]
-
-            torch.func.vmap(step)(state, gradient.unsqueeze(0))
-        else:
-            ours.step(state, "x", gradient)
+        take_step(ours, state, gradient, mapped)
     torch.testing.assert_close(state["x"].view(-1), theirs.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_moments_of_a_gradient_that_stays_zero_become_zero(mapped: bool) -> None:
+    """Denormal numbers, which they would be for good otherwise, are slow; parameters are equal."""
+    ours = Adam(1e-2, None, True, 0.9, 0.9)
+    vector = torch.tensor([1.0, -1.0, 1e-3])
+    theirs = torch.nn.Parameter(vector.clone())
+    expected = torch.optim.Adam([theirs], lr=1e-2, betas=(0.9, 0.9))
+    state = {"x": vector, **ours.initial_state("x", vector)}
+    if mapped:
+        state = {name: tensor.unsqueeze(0) for name, tensor in state.items()}
+    for scale in (1.0, *[0.0] * 1_000):
+        gradient = scale * torch.tensor([1.0, -1e-3, 1e3])
+        theirs.grad = gradient.clone()
+        expected.step()
+        take_step(ours, state, gradient, mapped)
+    assert (expected.state[theirs]["exp_avg"] != 0).all()
+    assert (state["x.adam_mean"] == 0).all()
+    assert (state["x.adam_square"] == 0).all()
+    torch.testing.assert_close(state["x"].view(-1), theirs.detach(), rtol=1e-6, atol=0)
+    take_step(ours, state, torch.full_like(vector, torch.nan), mapped)
+    assert state["x.adam_mean"].isnan().all(), "a gradient that is not finite is not hidden"
 
 
 @pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
