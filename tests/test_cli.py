@@ -22,8 +22,8 @@ from conftest import Command, Outcome, tree
 from helpers import assert_actions_fit, each_algorithm, first_observations, tiny_of
 
 from rl_training.algorithms.spec import list_built_in_specs
-from rl_training.cli import _show_warning
-from rl_training.cli_options import count
+from rl_training.cli.application import _show_warning
+from rl_training.cli.options import count
 from rl_training.config import TrainConfig
 from rl_training.config_files import dump_yaml, load_config, packaged_configs
 from rl_training.experiment.comparison import compare

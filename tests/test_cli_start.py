@@ -17,7 +17,7 @@ from conftest import Command
 
 from rl_training import Callback, internals, train
 from rl_training.algorithms import spec as registry
-from rl_training.cli_show import runs_table
+from rl_training.cli.show import runs_table
 from rl_training.experiment.overview import RunOverview
 from rl_training.experiment.registry import list_algorithm_specs, list_algorithm_summaries
 from rl_training.version import __version__

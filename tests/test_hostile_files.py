@@ -26,7 +26,7 @@ from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import CheckpointReader, checkpoint_folders
 from rl_training.checkpoints.loading import find_checkpoint
 from rl_training.checkpoints.run_folder import RunFolder, last_metrics, read_metrics
-from rl_training.cli_completion import run_folders
+from rl_training.cli.completion import run_folders
 from rl_training.datasets.replay import open_replay
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.experiment.overview import UNREADABLE, list_runs

@@ -366,7 +366,7 @@ def test_the_files_are_listed_and_confirmed(
     assert refused.code == 2
     assert "add --yes" in refused.err
     assert hub.requests == []
-    monkeypatch.setattr("rl_training.cli_hub._has_terminal", lambda: True)
+    monkeypatch.setattr("rl_training.cli.deployment._has_terminal", lambda: True)
     declined = rl("push", seeds[0], REPOSITORY, "--no-video", stdin="n\n")
     assert declined.code == 1
     assert "nothing was sent" in declined.out

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 
-from rl_training.cli import reduce_garbage_collection
+from rl_training.cli.application import reduce_garbage_collection
 
 reduce_garbage_collection()  # as in `rl-training train`, before large imports
 

@@ -1,13 +1,50 @@
-"""Commands that show runs in a browser: `report` and `dashboard`."""
+"""Commands about several runs: `compare`, and `report` and `dashboard` for a browser."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rl_training.cli_options import RunsArgument, announce
+from rl_training.cli.options import RunsArgument, announce
+
+WIDTH = 80
+"""Columns of a table that is not printed in a terminal"""
+
+
+def compare_runs(
+    paths: RunsArgument,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also draw learning curves to a PNG, PDF or SVG file."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    resamples: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1_000_000, help="Resamples of the bootstrap.")
+    ] = 2000,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the bootstrap.")] = 0,
+) -> None:
+    """Compare the final scores of runs, with intervals over seeds.
+
+    Runs that differ only in seed form a group. The final score of a run is the mean return of its
+    last evaluation. Scores over several tasks are normalized.
+    """
+    from rl_training.experiment.comparison import compare
+
+    comparison = compare(paths, resamples=resamples, seed=seed)
+    if plot is not None:
+        comparison.plot(plot)
+    if as_json:
+        print(json.dumps(comparison.to_json(), indent=2, allow_nan=False))
+        return
+    terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    print(comparison.table(max(WIDTH, terminal)))
+    if plot is not None:
+        print(f"\nlearning curves: {plot}")
 
 
 def report(

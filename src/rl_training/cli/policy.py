@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rl_training.cli_options import (
+from rl_training.cli.options import (
     CheckpointOption,
     ImportOption,
     PolicyArgument,

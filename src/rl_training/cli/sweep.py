@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from rl_training import cli_completion as completion
-from rl_training.cli_options import (
+from rl_training.cli import completion
+from rl_training.cli.options import (
     ConfigOption,
     DeviceOption,
     EnvOption,

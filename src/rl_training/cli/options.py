@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 import typer
 from typer.core import TyperCommand
 
-from rl_training import cli_completion as completion
+from rl_training.cli import completion
 
 
 class ReadableCommand(TyperCommand):

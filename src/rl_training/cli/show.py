@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_training import cli_completion as completion
-from rl_training.cli_options import EnvOption, OptionalConfigOption, SetOption, user_error
+from rl_training.cli import completion
+from rl_training.cli.options import EnvOption, OptionalConfigOption, SetOption, user_error
 from rl_training.errors import printable
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def show_config(
     changes = {} if env is None else {"env_id": env}
     loaded = None if config is None else load_config(config, overrides or (), **changes)
     if describe:
-        from rl_training.cli_describe import describe as describe_settings
+        from rl_training.cli.describe import describe as describe_settings
 
         width = shutil.get_terminal_size().columns
         print(describe_settings(names or (), loaded, width=width, as_json=as_json))
