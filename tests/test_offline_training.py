@@ -58,6 +58,14 @@ def test_no_environment_is_needed(tmp_path: Path) -> None:
         agent.evaluate()
 
 
+def test_a_policy_that_was_trained_without_an_environment_can_be_saved(tmp_path: Path) -> None:
+    agent = TD3BC(dataset=arrays(), total_timesteps=5, output_dir=str(tmp_path / "runs"), **QUICK)
+    agent.learn()
+    obs = arrays()["observations"][:5]
+    loaded = TD3BC.load(agent.save(tmp_path / "policy"))
+    np.testing.assert_array_equal(loaded.predict(obs), agent.predict(obs))
+
+
 def test_steps_and_intervals_count_gradient_steps(tmp_path: Path) -> None:
     recorder = Recorder()
     given = config("iql", tmp_path, total_timesteps=90, eval_interval=40, num_envs=4)

@@ -70,6 +70,17 @@ def test_an_extended_run_that_is_stopped_resumes_bit_for_bit(tmp_path: Path) -> 
     assert hashes(uninterrupted.checkpoint_path) == hashes(resumed.checkpoint_path)
 
 
+def test_a_run_extended_with_its_schedule_kept_resumes_without_choosing_again(
+    tmp_path: Path,
+) -> None:
+    done = finished(tmp_path)
+    longer = {"total_timesteps": 200, "schedule": "keep"}
+    rl_training.resume_training(done.run_dir, **longer, callbacks=[StopAt(150)])
+    with pytest.warns(UserWarning, match="linear schedule ends after 80 updates"):
+        resumed = rl_training.resume_training(done.run_dir)
+    assert resumed.metrics["global_step"] == 200
+
+
 def test_a_schedule_that_ends_above_zero_continues_to_learn(tmp_path: Path) -> None:
     done = finished(tmp_path, learning_rate_end_factor=0.5)
     longer = rl_training.resume_training(done.run_dir, total_timesteps=150)

@@ -28,7 +28,12 @@ from rl_training.execution.policy import Policy
 from rl_training.models.custom_networks import given_networks
 from rl_training.training.assembly import build_policy
 from rl_training.training.engine import planned_updates
-from rl_training.training.inputs import config_factory, describe_environment, spaces_of
+from rl_training.training.inputs import (
+    config_factory,
+    describe_environment,
+    run_factory,
+    spaces_of,
+)
 from rl_training.training.needs import memory_checked
 from rl_training.training.saved_run import checked_fields
 from rl_training.training.saver import policy_description
@@ -121,7 +126,7 @@ def save_policy(
             "another name"
         )
     if environment is None:
-        environment = describe_environment(config_factory(config, env), config)
+        environment = describe_environment(run_factory(config, env), config)
     description = policy_description(policy.describe(), environment)
     if (wrong := policy.first_not_finite()) is not None:
         raise UserError(f"the policy cannot be saved: {wrong} is not finite")

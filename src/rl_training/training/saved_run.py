@@ -318,9 +318,12 @@ def _warn_of_changed_algorithm(state: Json, config: TrainConfig) -> None:
 
 
 def check_learning_rates(
-    algorithm: Algorithm, run: SavedRun, schedule: ScheduleChoice | None
+    algorithm: Algorithm, run: SavedRun, schedule: ScheduleChoice | None, *, extended: bool
 ) -> None:
-    """Raise `ConfigError` if every learning rate would be zero; warn if some would be."""
+    """Warn if learning rates would be zero; raise `ConfigError` if an extended run has no others.
+
+    The rest of a run that was extended before is not refused: its schedule was chosen then.
+    """
     planned, made = run.description.planned_updates, run.progress.gradient_steps
     if schedule is not None or planned_updates(run.config) <= planned:
         return
@@ -335,7 +338,7 @@ def check_learning_rates(
         "use `resume --schedule extend` or learn(n, schedule='extend') to stretch the schedule "
         "to the new total, or 'keep' to continue with the original schedule"
     )
-    if made >= planned and len(ended) == len(optimizers):
+    if extended and made >= planned and len(ended) == len(optimizers):
         raise ConfigError(
             f"learning_rate_schedule = {kind!r}: has ended, so every learning rate is zero and "
             f"further updates would change nothing; {ways}"
