@@ -132,12 +132,14 @@ def simulator_returns(run: Path, environment_id: str, device: str) -> np.ndarray
     factory = environment_factory(environment_id, {}, None)
     vector = TensorVector(factory, WORLDS, [10_000], device)
     obs, returns = vector.reset(), np.zeros(WORLDS)
-    playing = np.ones(WORLDS, dtype=bool)
+    player, playing = policy.player(WORLDS), np.ones(WORLDS, dtype=bool)
     while playing.any():
-        actions = torch.from_numpy(policy.act(obs.cpu().numpy())).to(device)
+        actions = torch.from_numpy(player.act(obs.cpu().numpy())).to(device)
         step = vector.step(actions)
         returns += np.where(playing, step.reward.cpu().numpy(), 0.0)
-        playing &= ~(step.terminated | step.truncated | step.broken).cpu().numpy()
+        ended = (step.terminated | step.truncated | step.broken).cpu().numpy()
+        player.end(ended)
+        playing &= ~ended
         obs = step.obs
     vector.close()
     return returns
@@ -189,18 +191,22 @@ def command_of(arguments: argparse.Namespace) -> str:
     return shlex.join(["python", "benchmarks/world_training.py", *words])
 
 
-def main() -> None:
+def parse_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="ppo/warp")
     parser.add_argument("--env", default="warp/HalfCheetah-v5")
-    parser.add_argument("--set", nargs="+", default=[])
+    parser.add_argument("--set", nargs="+", action="extend", default=[])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--kill-after", type=float)
     parser.add_argument("--stop-at", type=float)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--commit", help="commit of this code, where git is not available")
-    arguments = parser.parse_args()
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    arguments = parse_arguments()
     name = f"{arguments.config}__{arguments.env}".replace("/", "-")
     output = arguments.output or RESULTS / "worlds" / f"{name}.json"
     load = warn_if_busy()

@@ -222,6 +222,23 @@ def test_worlds_that_are_left_to_the_caller_are_reset_and_their_ends_are_known()
     assert step.final_obs[2].tolist() == [LIMIT, -LIMIT]
 
 
+def test_ends_are_known_where_a_reset_overwrites_the_observations() -> None:
+    class ReusingEnv(ManualEnv):
+        """Has one buffer of observations, which `step` and `reset` write."""
+
+        buffer = torch.zeros(3, 2)
+
+        def observe(self) -> torch.Tensor:
+            return self.buffer.copy_(super().observe())
+
+    worlds = VecEnvWorlds(ReusingEnv())
+    worlds.reset([0])
+    for _ in range(LIMIT):
+        step = worlds.step(torch.zeros(3, 1))
+    assert step.final_obs.tolist() == [[LIMIT, -LIMIT]] * 3
+    assert step.obs.tolist() == [[0, 0]] * 3
+
+
 def test_several_seeds_share_the_worlds(tmp_path: Path) -> None:
     env = IsaacLabEnv(4)
     worlds = VecEnvWorlds(env)

@@ -88,6 +88,7 @@ class VecEnvWorlds(AdaptedWorlds):
         ended = terminated | truncated | broken
         obs, which = reached, ended.nonzero().squeeze(-1)
         if len(which):
+            reached = reached.clone()  # a simulator may write the new observations over these
             given, _ = self._inner.reset(env_ids=which)
             obs = torch.where(ended[:, None], self.rows(self._select(given)), reached)
         return self.completed(obs, reward, terminated | broken, truncated, reached)
