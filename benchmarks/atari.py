@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=HOME / "atari")
     parser.add_argument("--output", type=Path, default=RESULTS / "atari.json")
     parser.add_argument("--only", choices=["speed", "learning"])
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 4], help="to measure speed")
     arguments = parser.parse_args()
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
