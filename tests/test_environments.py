@@ -124,6 +124,34 @@ def test_termination_and_truncation_are_distinguished(backend: Any) -> None:
     np.testing.assert_array_equal(results[6].obs, [[2, 0], [2, 0]])
 
 
+class Counts(Diary):
+    """Declares observations of a type of whole numbers; `change` is added to them."""
+
+    def __init__(self, dtype: Any, change: float = 0.0) -> None:
+        super().__init__()
+        self.observation_space = Box(0, 100, (2,), dtype)
+        self.change = change
+
+    def observe(self) -> np.ndarray:
+        values = super().observe().astype(self.observation_space.dtype)
+        return values + self.change if self.change else values
+
+
+@pytest.mark.parametrize(
+    ("dtype", "change"), [(np.uint32, 0.0), (np.uint64, 0.0), (np.int64, 0.0), (np.int64, 0.5)]
+)
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_vectors_of_large_whole_numbers_keep_their_values(
+    dtype: Any, change: float, backend: Any
+) -> None:
+    """Those of uint32 are not taken for the words of rows, which have the same type."""
+    factory = EnvironmentFactory(Counts, {"dtype": dtype, "change": change})
+    with VectorEnvironment(factory, 1, 0, backend=backend) as vector:
+        first, (result,) = vector.reset(), run(vector, 1)
+    np.testing.assert_array_equal(first, [[change, change]])
+    np.testing.assert_array_equal(result.next_obs[:, 1], 1 + change)
+
+
 def test_termination_and_truncation_in_one_step_are_both_reported() -> None:
     factory = EnvironmentFactory(diary, {"lengths": (4,), "limit": 4, "per_seed": False})
     with VectorEnvironment(factory, 1, 0) as vector:

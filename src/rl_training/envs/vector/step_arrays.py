@@ -60,7 +60,10 @@ def step_layout(
 
     `observation` describes the observations that are not one vector (None: a vector).
     """
-    obs = ((number, *(observation_space.shape or ())), observation_space.dtype)
+    vector_type = np.dtype(observation_space.dtype)
+    if vector_type.kind != "f":  # uint32 would be taken for words, int64 would cut off fractions
+        vector_type = np.dtype(np.float64)
+    obs = ((number, *(observation_space.shape or ())), vector_type)
     if observation is not None and not observation.is_vector:
         obs = ((number, observation.size), np.dtype(ROW_WORDS))
     continuous = isinstance(action_space, gym.spaces.Box)
@@ -117,7 +120,8 @@ class StepArrays:
     seeds: np.ndarray
     """int64: the seed of the next reset, or `NO_SEED`"""
     obs: np.ndarray
-    """Observation to act on next: a vector in the type of its space, or else a row's words"""
+    """Observation to act on next: a vector in the type of its space (float64 if that has whole
+    numbers), or else a row's words"""
     final_obs: np.ndarray
     """Last observation of an episode that just ended; outdated where none ended"""
     reward: np.ndarray
