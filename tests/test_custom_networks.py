@@ -309,6 +309,14 @@ def batch_statistics(inputs: int, outputs: int) -> nn.Module:
             wrong(encoder=lambda observation: nn.Identity()),
             "Wrong.encoder: gave dict, not a tensor",
         ),
+        (
+            wrong(critic=lambda inputs: nn.Linear(inputs, 1)),
+            r"Wrong.critic: cannot be called with \(inputs, outputs\): too many",
+        ),
+        (
+            wrong(encoder=lambda: nn.Identity()),
+            r"Wrong.encoder: cannot be called with \(observation\): too many",
+        ),
         (wrong(critic=lambda inputs, outputs: 3), "Wrong.critic: returned int, not a torch.nn"),
         (wrong(critic=lambda inputs, outputs: Forgetful()), "Wrong.critic: .*random numbers"),
         (

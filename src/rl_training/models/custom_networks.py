@@ -113,7 +113,15 @@ class CustomNetworks:
         return module
 
     def _build(self, method: str, *arguments: Any) -> nn.Module:
-        module = getattr(self._factory, method)(*arguments)
+        build = getattr(self._factory, method)
+        try:
+            inspect.signature(build).bind(*arguments)
+        except TypeError as error:
+            expected = "observation" if method == "encoder" else "inputs, outputs"
+            raise ConfigError(
+                f"{self.name}.{method}: cannot be called with ({expected}): {brief(error)}"
+            ) from None
+        module = build(*arguments)
         if not isinstance(module, nn.Module):
             raise ConfigError(
                 f"{self.name}.{method}: returned {type(module).__name__}, not a torch.nn.Module"
