@@ -811,6 +811,16 @@ def test_a_policy_alone_cannot_be_resumed(rl: Command, run_copy: Path) -> None:
     assert_refused(rl("resume", policy), "policy")
 
 
+@pytest.mark.parametrize("command", ["predict", "evaluate", "resume", "export"])
+def test_a_folder_of_runs_is_not_called_an_incomplete_checkpoint(
+    rl: Command, run_copy: Path, command: str
+) -> None:
+    options = ["--out", "policy.onnx"] if command == "export" else []
+    (run_copy.parent / "another").mkdir()
+    assert_refused(rl(command, run_copy.parent, *options), f"such as {run_copy}")
+    assert_refused(rl(command, run_copy.parent / "another", *options), "MANIFEST.json")
+
+
 def test_runs_of_a_missing_folder_is_explained(rl: Command, work: Path) -> None:
     assert_refused(rl("runs", "nowhere"), "nowhere")
     assert tree(work) == set()
