@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -677,6 +678,21 @@ def test_predict_stops_at_a_wrong_line_and_prints_the_actions_before_it(
         assert_refused(done, "standard input, line 3: ", word)
         assert "--obs" not in done.err
         assert len(done.out.splitlines()) == 1
+
+
+def test_predict_says_in_a_terminal_what_it_waits_for(
+    rl: Command, finished_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rl("predict", finished_run.run_dir, stdin=f"{OBSERVATION}\n").err == ""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(io, "StringIO", Terminal)
+    asked = rl("predict", finished_run.run_dir, stdin=f"{OBSERVATION}\n")
+    assert asked.err == "type observations, one per line, such as [0.1, 0.2]; Ctrl-D ends\n"
+    assert len(json.loads(asked.out)) == 1
 
 
 def test_predict_refuses_input_that_is_not_text(work: Path, finished_run: Any) -> None:
