@@ -331,9 +331,11 @@ def _where_it_stands(run: SeedRun) -> str:
 
 def _command(run: SeedRun) -> str:
     """What resumes a run: the command line does not know an environment that was passed."""
-    if is_passed(saver_of(run).environment):
+    environment = saver_of(run).environment
+    if is_passed(environment):
         return f"resume_training({str(run.run_dir)!r}, env=...)"
-    return f"rl-training resume {run.run_dir}"
+    modules = (f" --import {name}" for name in environment.get("modules", ()))
+    return f"rl-training resume {run.run_dir}{''.join(modules)}"
 
 
 def saver_of(run: SeedRun) -> CheckpointSaver:
