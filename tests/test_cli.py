@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -679,6 +680,21 @@ def test_predict_stops_at_a_wrong_line_and_prints_the_actions_before_it(
         assert len(done.out.splitlines()) == 1
 
 
+def test_predict_says_in_a_terminal_what_it_waits_for(
+    rl: Command, finished_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rl("predict", finished_run.run_dir, stdin=f"{OBSERVATION}\n").err == ""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(io, "StringIO", Terminal)
+    asked = rl("predict", finished_run.run_dir, stdin=f"{OBSERVATION}\n")
+    assert asked.err == "type observations, one per line, such as [0.1, 0.2]; Ctrl-D ends\n"
+    assert len(json.loads(asked.out)) == 1
+
+
 def test_predict_refuses_input_that_is_not_text(work: Path, finished_run: Any) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "rl_training", "predict", str(finished_run.run_dir)],
@@ -809,6 +825,16 @@ def test_a_policy_alone_cannot_be_resumed(rl: Command, run_copy: Path) -> None:
 
     SAC.load(run_copy).save(policy)
     assert_refused(rl("resume", policy), "policy")
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "resume", "export"])
+def test_a_folder_of_runs_is_not_called_an_incomplete_checkpoint(
+    rl: Command, run_copy: Path, command: str
+) -> None:
+    options = ["--out", "policy.onnx"] if command == "export" else []
+    (run_copy.parent / "another").mkdir()
+    assert_refused(rl(command, run_copy.parent, *options), f"such as {run_copy}")
+    assert_refused(rl(command, run_copy.parent / "another", *options), "MANIFEST.json")
 
 
 def test_runs_of_a_missing_folder_is_explained(rl: Command, work: Path) -> None:

@@ -474,6 +474,11 @@ def test_a_dotted_key_creates_a_missing_section() -> None:
         ("seeds=[0, 1]", "seeds", [0, 1]),
         ("early_stopping=null", "early_stopping", None),
         ("run_name='a=b'", "run_name", "a=b"),
+        ("run_name=off", "run_name", "off"),
+        ("run_name= 007 ", "run_name", "007"),
+        ("run_name=2026-01-31", "run_name", "2026-01-31"),
+        ("run_name=null", "run_name", None),
+        ("output_dir=1", "output_dir", "1"),
         (" seed =4", "seed", 4),
     ],
 )
@@ -502,6 +507,8 @@ def test_an_unknown_override_is_compared_with_all_keys() -> None:
         load_config(VALID, ["lerning_rate=1"])
     with pytest.raises(ConfigError, match=r"total_timestep = 1: unknown key; .*'total_timesteps'"):
         load_config(VALID, ["total_timestep=1"])
+    with pytest.raises(ConfigError, match=r"clip_range = 1: unknown key; it is a setting of ppo$"):
+        load_config(VALID, ["clip_range=1"])
     with pytest.raises(ConfigError, match=r"zzz = 1: unknown key; allowed: .*env_id.*tau"):
         load_config(VALID, ["zzz=1"])
 

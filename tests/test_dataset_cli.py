@@ -53,6 +53,7 @@ def test_random_data_can_be_recorded_inspected_and_converted(rl: Command, work: 
     assert "a.data: cannot be written" in unknown.err
 
     assert rl("dataset", "convert", "a.npz", "b.hdf5").code == 0
+    assert rl("dataset", "convert", "a.npz", "--out", "c.hdf5").out == "written to c.hdf5\n"
     with h5py.File(work / "b.hdf5") as file:
         assert file["next_observations"].shape == (400, 3)
     np.testing.assert_array_equal(rows(work / "a.npz"), rows(work / "b.hdf5"))
@@ -136,6 +137,7 @@ def test_policy_data_and_replay_are_recorded_from_a_run_folder(
         (("convert", "text.npz", "y.npz"), "cannot be read as a NumPy archive"),
         (("convert", "text.txt", "y.npz"), "must end in .npz"),
         (("convert", "text.npz", "text.hdf5"), "already exists"),
+        (("convert", "text.npz", "x.npz", "--out", "y.npz"), "use only one of them"),
     ],
 )
 def test_an_error_is_reported_exits_with_2_and_creates_no_files(

@@ -150,7 +150,7 @@ def test_the_command_line_says_which_loss_when_and_what_to_resume(
     assert outcome.code == 1
     assert "critic_loss is not finite at step 20, after 10 updates" in outcome.err
     assert "the last good checkpoint is step_000000010" in outcome.err
-    assert "rl-training resume" in outcome.err
+    assert f"rl-training resume {work / 'run'} --import huge_reward` continues" in outcome.err
     assert "Traceback" not in outcome.err
     assert checkpoints(work / "run") == [0, 10]
     *_, last = metric_rows(work / "run")

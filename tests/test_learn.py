@@ -470,6 +470,8 @@ def test_a_policy_class_gets_a_message_with_our_form(
         (SAC, "n_steps", 3, "called n_step"),
         (SAC, "temp_learning_rate", 1e-4, "called alpha_learning_rate"),
         (SAC, "target_update_interval", 1, "called tau"),
+        (SAC, "replay_buffer_class", object, "called replay .*hindsight"),
+        (PPO, "track", True, "called trackers .*wandb"),
         (SAC, "learning_rate", lambda left: 3e-4 * left, "learning_rate_schedule"),
         (TD3, "target_policy_noise", 0.2, "called policy_noise"),
         (TD3, "ent_coef", "auto", "TD3 has no such setting"),

@@ -210,6 +210,8 @@ def test_a_failed_evaluation_ends_only_its_own_run(tmp_path: Path, where: str) -
         rl_training.train(config, env=lambda: Lately(str(flag), where), callbacks=[Write(flag)])
     notes = "\n".join(raised.value.__notes__)
     assert "the last checkpoint is" in notes
+    assert "`resume_training('" in notes  # the command line does not know the environment
+    assert "rl-training resume" not in notes
     assert "finished: " in notes
     assert not flag.exists()
 
@@ -228,4 +230,5 @@ def test_sys_exit_does_not_pass_for_a_finished_run(rl: Any) -> None:
     assert done.code == 1
     assert "sys.exit" in done.err
     assert "the last checkpoint is" in done.err
+    assert "`rl-training resume " in done.err
     assert sys.exc_info()[0] is None

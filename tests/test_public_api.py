@@ -429,6 +429,7 @@ def test_from_config_accepts_names_files_and_changes(tmp_path: Path) -> None:
     [
         ({"learnin_rate": 1e-3}, r"learnin_rate = 0\.001: unknown.*did you mean 'learning_rate'\?"),
         ({"total_timestep": 5}, r"total_timestep = 5: unknown.*did you mean 'total_timesteps'\?"),
+        ({"recurrent": "gru"}, "recurrent = 'gru': unknown setting; it is a setting of a2c, ppo"),
         ({"zzzzz": 1}, r"zzzzz = 1: unknown setting; allowed: .*learning_rate"),
         ({"tau": 7}, r"algo_kwargs\.tau = 7"),
         ({"seed": "x"}, "seed = 'x'"),

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from rl_training.experiment import doctor
+
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REPOSITORY: str = PROJECT["urls"]["Homepage"]
@@ -83,3 +85,14 @@ def test_pinned_versions_are_within_the_declared_ranges() -> None:
     ranges = {each.name.lower(): each.specifier for each in map(Requirement, declared)}
     pins = dict(re.findall(r"^([\w-]+)==(\S+)$", read("constraints.txt"), re.MULTILINE))
     assert {name: pin for name, pin in pins.items() if pin not in ranges[name.lower()]} == {}
+
+
+def test_doctor_names_every_optional_part() -> None:
+    extras = {extra for extra, _ in doctor.OPTIONAL.values()}
+    assert extras == set(PROJECT["optional-dependencies"]) - {"dev", "docs"}
+
+
+def test_doctor_says_how_to_install_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "OPTIONAL", {"no_such_module": ("video", "videos")})
+    missing = 'missing      no_such_module (videos: pip install "rl-training[video]")'
+    assert list(doctor.diagnose())[-1] == missing

@@ -48,7 +48,7 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
     else:
         values = read_config(source)
     values = {**values, **changes}
-    parsed = [_parse_override(override) for override in overrides]
+    parsed = [_as_text(*_parse_override(override), override) for override in overrides]
     algo = dict(parsed).get("algo", values.get("algo"))
     for key, value in parsed:
         _apply_override(values, _complete_key(key, value, algo), value)
@@ -200,9 +200,20 @@ def _parse_override(override: str) -> tuple[str, Any]:
     return key, parse_yaml(text, f"--set {key_name(key)}")
 
 
+def _as_text(key: str, value: Any, override: str) -> tuple[str, Any]:
+    """Keep what was typed for a key that takes text: YAML reads `off`, `1` or a date otherwise."""
+    from rl_training.config import TrainConfig
+
+    field = TrainConfig.model_fields.get(key)
+    takes_text = field is not None and field.annotation in (str, str | None)
+    if takes_text and not isinstance(value, str | list | dict | None):
+        value = override.partition("=")[2].strip()
+    return key, value
+
+
 def _complete_key(key: str, value: Any, algo: Any) -> str:
     """Return the key of an override, with `algo_kwargs` before a hyper-parameter's own name."""
-    from rl_training.algorithms.spec import get_algorithm_spec
+    from rl_training.algorithms.spec import get_algorithm_spec, unknown_setting_hint
     from rl_training.config import TrainConfig
 
     first = key.partition(".")[0]
@@ -212,7 +223,7 @@ def _complete_key(key: str, value: Any, algo: Any) -> str:
     if first in hyperparameters:
         return f"algo_kwargs.{key}"
     known = [*TrainConfig.model_fields, *hyperparameters]
-    hint = suggestion(first, known) or f"; allowed: {', '.join(sorted(known))}"
+    hint = unknown_setting_hint(first, known)
     raise ConfigError(f"{key_name(key)} = {short(value)}: unknown key{hint}")
 
 

@@ -16,6 +16,7 @@ import importlib.metadata
 import importlib.util
 import json
 import pkgutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -128,6 +129,16 @@ def list_algorithm_specs() -> list[AlgorithmSpec]:
     built_in = {spec.name: spec for spec in list_built_in_specs()}
     specs = {**_from_entry_points(), **built_in, **_registered}
     return sorted(specs.values(), key=lambda spec: spec.name)
+
+
+def unknown_setting_hint(name: str, known: Iterable[str]) -> str:
+    """Name the algorithms that have a setting, or the known name closest to it, or all names."""
+    specs = list_algorithm_specs()
+    having = [spec.name for spec in specs if name in spec.hyperparameters_type.model_fields]
+    if having:
+        return f"; it is a setting of {', '.join(having)}"
+    names = sorted(known)
+    return suggestion(name, names) or f"; allowed: {', '.join(names)}"
 
 
 def list_algorithm_summaries() -> list[AlgorithmSummary]:

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from rl_training.algorithms.hyperparameters import Hyperparameters, OnlineHyperparameters
-from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.algorithms.spec import get_algorithm_spec, unknown_setting_hint
 from rl_training.api.other_packages import (
     as_steps,
     as_verbose,
@@ -32,7 +32,6 @@ from rl_training.envs import EnvironmentSource
 from rl_training.errors import ConfigError, TrainingInterrupted, UserError
 from rl_training.runtime import workflows
 from rl_training.types import Json, RecordedEpisode, ScheduleChoice, TrainResult, VideoSelection
-from rl_training.validation import suggestion
 
 if TYPE_CHECKING:
     from rl_training.deployment.formats import Format
@@ -409,7 +408,7 @@ class Agent:
         for name in settings:
             check_setting(cls.__name__, name, settings[name], known)
             if name not in known:
-                hint = suggestion(name, known) or f"; allowed: {', '.join(sorted(known))}"
+                hint = unknown_setting_hint(name, known)
                 raise ConfigError(f"{name} = {settings[name]!r}: unknown setting{hint}")
         values = {name: value for name, value in settings.items() if name not in own}
         given = values.get("algo_kwargs")

@@ -81,6 +81,8 @@ def find_checkpoint(
     if best:
         raise CheckpointError(f"{path}: only a run folder has a best checkpoint")
     if not path.is_dir() or plain_folder(path).mode(MANIFEST) is None:
+        if (inside := _run_in(path)) is not None:
+            raise CheckpointError(f"{path}: a folder of runs; name one of them, such as {inside}")
         raise CheckpointError(
             f"{path}: not a run folder, checkpoint or saved policy: {MANIFEST} is missing; "
             "the checkpoint may be incomplete because writing it was interrupted"
@@ -264,6 +266,15 @@ def _run_at(path: Path) -> RunFolder | None:
     if (path / "checkpoints").is_dir() or (path / RUN).is_file():
         return RunFolder(path)
     return RunFolder(path.parent) if path.name == "checkpoints" and path.is_dir() else None
+
+
+def _run_in(folder: Path) -> Path | None:
+    """Return the first run inside a folder of runs; None if it is another folder or a file."""
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError:
+        return None
+    return next((path for path in inside if RunFolder(path).has_settings()), None)
 
 
 def _check(reader: CheckpointReader, names: tuple[str, ...] | None) -> None:

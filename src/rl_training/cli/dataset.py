@@ -193,6 +193,9 @@ def convert(
             metavar="OUT", help="Output file or LeRobot folder; with --id, a folder for Minari."
         ),
     ] = None,
+    out_option: Annotated[
+        Path | None, typer.Option("--out", metavar="PATH", help="Same as the argument OUT.")
+    ] = None,
     data_format: FormatOption = None,
     dataset_id: IdOption = None,
     clip_actions: Annotated[
@@ -203,12 +206,14 @@ def convert(
     keys: KeysOption = None,
 ) -> None:
     """Convert a dataset to another format."""
+    if out is not None and out_option is not None:
+        user_error(f"{out} and --out {out_option}: use only one of them")
     from rl_training.runtime import workflows
 
     with workflows.reading_progress("converting") as progress:
         path = workflows.convert_dataset(
             source,
-            out,
+            out_option if out is None else out,
             data_format=_format(data_format),
             dataset_id=dataset_id,
             frames_per_second=fps,

@@ -194,6 +194,8 @@ def _evaluate_on_recorded_data(
 
 def _input_lines() -> Iterator[tuple[str, str]]:
     """Return the lines of standard input that are not empty, each with its place."""
+    if sys.stdin.isatty():
+        print("type observations, one per line, such as [0.1, 0.2]; Ctrl-D ends", file=sys.stderr)
     lines = enumerate(sys.stdin, start=1)
     try:
         for number, line in lines:

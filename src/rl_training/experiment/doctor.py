@@ -13,12 +13,29 @@ from rl_training.execution.execution import missing_for_compilation
 from rl_training.internals import multiplies_bfloat16
 
 OPTIONAL = {
-    "mujoco": 'MuJoCo environments: pip install "rl-training[mujoco]"',
-    "minari": 'Minari datasets: pip install "rl-training[offline]"',
-    "h5py": 'HDF5 datasets: pip install "rl-training[offline]"',
-    "pyarrow": 'LeRobot datasets: pip install "rl-training[lerobot]"',
-    "ray": 'environments on other machines: pip install "rl-training[ray]"',
+    "mujoco": ("mujoco", "MuJoCo environments"),
+    "pygame": ("classic-control", "pictures of classic tasks"),
+    "ale_py": ("atari", "Atari games"),
+    "minigrid": ("minigrid", "MiniGrid"),
+    "cv2": ("pixels", "resized images"),
+    "panda_gym": ("goals", "panda-gym"),
+    "gymnasium_robotics": ("goals", "Gymnasium-Robotics"),
+    "minari": ("offline", "Minari datasets"),
+    "h5py": ("offline", "HDF5 datasets"),
+    "pyarrow": ("lerobot", "LeRobot datasets"),
+    "starlette": ("dashboard", "the live page of runs"),
+    "imageio_ffmpeg": ("video", "videos"),
+    "onnx": ("export", "ONNX files"),
+    "huggingface_hub": ("hub", "the Hugging Face Hub"),
+    "optuna": ("sweep", "searches for settings"),
+    "submitit": ("slurm", "searches on Slurm"),
+    "mujoco_warp": ("warp", "MuJoCo worlds on a GPU"),
+    "ray": ("ray", "environments on other machines"),
+    "wandb": ("wandb", "Weights & Biases"),
+    "mlflow": ("mlflow", "MLflow"),
+    "trackio": ("trackio", "Trackio"),
 }
+"""A module of each optional part, the extra that installs it, and what it is for"""
 
 
 def diagnose() -> Iterator[str]:
@@ -40,6 +57,6 @@ def diagnose() -> Iterator[str]:
     if multiplies_bfloat16():
         yield f"{'bfloat16':<12} on cpu: used for matrix products with float32_precision=medium"
     yield f"{'algorithms':<12} {', '.join(spec.name for spec in list_algorithm_specs())}"
-    for module, purpose in OPTIONAL.items():
+    for module, (extra, purpose) in OPTIONAL.items():
         if importlib.util.find_spec(module) is None:
-            yield f"{'missing':<12} {module} ({purpose})"
+            yield f'{"missing":<12} {module} ({purpose}: pip install "rl-training[{extra}]")'

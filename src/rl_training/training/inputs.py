@@ -109,6 +109,11 @@ def own_number_types(config: TrainConfig) -> NumberTypes | None:
     return ALL_FLOAT32 if config.normalizes_observations else None
 
 
+def is_passed(environment: Json) -> bool:
+    """Whether an environment, as described below, was passed in Python and must be again."""
+    return environment["id"] is None and environment["label"] != RECORDED
+
+
 def describe_environment(
     factory: EnvironmentFactory | None, config: TrainConfig, label: str | None = None
 ) -> Json:

@@ -52,6 +52,7 @@ from rl_training.training.inputs import (
     choose_backend,
     describe_environment,
     environment_resume_level,
+    is_passed,
     open_inputs,
     own_number_types,
     run_factory,
@@ -324,14 +325,17 @@ def saved_result(
 def _where_it_stands(run: SeedRun) -> str:
     step, latest = run.progress.global_step, saver_of(run).latest
     if latest is None:
-        return (
-            f"at step {step:,}; no checkpoint was saved; `rl-training resume {run.run_dir}` starts "
-            "it again"
-        )
-    return (
-        f"at step {step:,}; the last checkpoint is {latest}; "
-        f"`rl-training resume {run.run_dir}` continues from it"
-    )
+        return f"at step {step:,}; no checkpoint was saved; `{_command(run)}` starts it again"
+    return f"at step {step:,}; the last checkpoint is {latest}; `{_command(run)}` continues from it"
+
+
+def _command(run: SeedRun) -> str:
+    """What resumes a run: the command line does not know an environment that was passed."""
+    environment = saver_of(run).environment
+    if is_passed(environment):
+        return f"resume_training({str(run.run_dir)!r}, env=...)"
+    modules = (f" --import {name}" for name in environment.get("modules", ()))
+    return f"rl-training resume {run.run_dir}{''.join(modules)}"
 
 
 def saver_of(run: SeedRun) -> CheckpointSaver:

@@ -50,7 +50,7 @@ from rl_training.models.custom_networks import current_networks
 from rl_training.observations import NumberTypes
 from rl_training.training.controls import StopEarly
 from rl_training.training.engine import planned_updates
-from rl_training.training.inputs import RECORDED, own_number_types
+from rl_training.training.inputs import is_passed, own_number_types
 from rl_training.training.saver import RunDescription
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import FINISHED, Json, ResumeLevel, ScheduleChoice
@@ -352,8 +352,8 @@ def check_learning_rates(
 def _require_environment(
     description: RunDescription, environment: EnvironmentSource | None, path: Path
 ) -> None:
-    label = description.environment["label"]
-    if description.environment["id"] is None and environment is None and label != RECORDED:
+    if environment is None and is_passed(description.environment):
+        label = description.environment["label"]
         raise CheckpointError(
             f"{path}: was trained in a custom environment ({label}); resume it from Python with "
             "resume_training(path, env=...)"

@@ -198,6 +198,11 @@ class CheckpointSaver:
         self._folder.write_metadata(self._description.model_dump())
 
     @property
+    def environment(self) -> Json:
+        """What the files say about the environment."""
+        return self._description.environment
+
+    @property
     def latest(self) -> Path | None:
         """The latest checkpoint that this process wrote or started from."""
         return None if self._newest is None else self._newest.reader.folder
