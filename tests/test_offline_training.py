@@ -58,12 +58,17 @@ def test_no_environment_is_needed(tmp_path: Path) -> None:
         agent.evaluate()
 
 
-def test_a_policy_that_was_trained_without_an_environment_can_be_saved(tmp_path: Path) -> None:
+def test_a_policy_that_was_trained_without_an_environment_can_be_saved_and_exported(
+    tmp_path: Path,
+) -> None:
     agent = TD3BC(dataset=arrays(), total_timesteps=5, output_dir=str(tmp_path / "runs"), **QUICK)
     agent.learn()
     obs = arrays()["observations"][:5]
     loaded = TD3BC.load(agent.save(tmp_path / "policy"))
     np.testing.assert_array_equal(loaded.predict(obs), agent.predict(obs))
+    exported = torch.export.load(agent.export(tmp_path / "policy.pt2", format="torch")).module()
+    actions = exported(torch.as_tensor(obs, dtype=torch.float32))
+    torch.testing.assert_close(actions, torch.as_tensor(agent.predict(obs)))
 
 
 def test_steps_and_intervals_count_gradient_steps(tmp_path: Path) -> None:

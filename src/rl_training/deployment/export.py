@@ -35,7 +35,7 @@ from rl_training.execution.policy_module import (
     policy_module,
 )
 from rl_training.models.custom_networks import given_networks
-from rl_training.training.inputs import config_factory, describe_environment
+from rl_training.training.inputs import describe_environment, run_factory
 from rl_training.types import Json
 from rl_training.validation import short, user_path
 
@@ -157,7 +157,7 @@ def export_policy(
     destination = _checked_destination(out, format)
     check_packages(format)
     if environment is None:
-        environment = describe_environment(config_factory(config, env), config)
+        environment = describe_environment(run_factory(config, env), config)
     name, wrappers = described_environment(environment)
     origin = replace(_origin_of(policy, saved), environment=name, wrappers=wrappers)
     return _export(policy, origin, destination, format, stochastic).path

@@ -8,6 +8,7 @@
  */
 
 const LABEL_WIDTH = 78; // room for the names of lines, at their ends
+const TICK_WIDTH = 28; // room for half of the last tick
 const LABEL_HEIGHT = 13;
 const charts = new Map(); // element -> chart
 const zooms = new Map(); // key -> [low, high], kept when a chart is drawn again
@@ -85,7 +86,7 @@ class LineChart {
       width: this.width(),
       height: options.height ?? 300,
       legend: { show: false },
-      padding: [10, this.labels() ? LABEL_WIDTH : 14, 0, 0],
+      padding: [10, this.labels() ? LABEL_WIDTH : TICK_WIDTH, 0, 0],
       scales: {
         x: { time: false, range: (plot, low, high) => this.xRange(low, high) },
         y: { range: (plot) => this.yRange(plot) },
