@@ -31,12 +31,14 @@ PANEL = (5.2, 4.6)
 """Inches"""
 MARKERS, DASHES = "x+*^v", ("--", ":", "-.")
 GRAY = "#666666"
+PALETTE = (*COLORS[:6], "#332288", "#117733", "#882255", "#999933", "#661100", "#44aa99")
+"""Colors of our curves: black and gray are left to published results"""
 
 
 def colors_of(curves: Sequence[MeasuredCurve]) -> dict[str, str]:
     """A color for each label, the same in all pictures."""
     labels = sorted({(curve.config or "", curve.label) for curve in curves})
-    return {label: color for (_, label), color in zip(labels, itertools.cycle(COLORS))}
+    return {label: color for (_, label), color in zip(labels, itertools.cycle(PALETTE))}
 
 
 def fingerprint(curves: Sequence[MeasuredCurve], colors: Mapping[str, str]) -> str:

@@ -60,6 +60,17 @@ class MeasuredCurve:
         return str(self.sources[0]["config"]).partition("/")[0]
 
     @property
+    def peer(self) -> str | None:
+        """The other package that learned this curve; None for this package."""
+        peer = self.sources[0].get("peer")
+        return None if peer is None else str(peer["package"])
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The names of the data and of the run that its learning began with, or empty names."""
+        return _origins(self.sources[0])
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(seed for source in self.sources for seed in source["seeds"])
 
@@ -177,9 +188,10 @@ def _pooled(runs: Sequence[tuple[str, dict[str, Any]]], stale: str | None) -> Me
         raise UserError(f"{files}: have no evaluation in common, so their seeds cannot be pooled")
     first = runs[0][1]
     label, config = named(first["config"], first["settings"])
+    data, start = _origins(first)
     return MeasuredCurve(
         task=first["env"],
-        label=label,
+        label=label + (f", {data} data" if data else "") + (f", from `{start}`" if start else ""),
         config=config,
         name=first["name"],
         files=tuple(file for file, _ in runs),
@@ -195,6 +207,10 @@ def _pooled(runs: Sequence[tuple[str, dict[str, Any]]], stale: str | None) -> Me
         planned=max(values["planned_steps"] for _, values in runs),
         stale=stale,
     )
+
+
+def _origins(values: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(values.get(key, {}).get("name", "")) for key in ("data", "init_from"))
 
 
 def _training(values: Mapping[str, Any]) -> list[float]:
@@ -231,15 +247,18 @@ def _that_matter(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main_curves(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
-    """The curves of packaged configs: for each task the longest one, and stale ones besides."""
+    """Our curves with packaged configs, or from data: the longest of each kind, and stale ones."""
     best: dict[tuple[str, ...], MeasuredCurve] = {}
     for curve in curves:
-        if curve.config is not None:
-            key = (curve.task, curve.config, "" if curve.stale is None else curve.files[0])
+        if curve.peer is None and (curve.config is not None or any(curve.origins)):
+            stale = "" if curve.stale is None else curve.files[0]
+            key = (curve.task, curve.config or curve.label, *curve.origins, stale)
             known = best.get(key)
             if known is None or _size(curve) > _size(known):
                 best[key] = curve
-    return sorted(best.values(), key=lambda curve: (curve.task, curve.config, curve.files))
+    return sorted(
+        best.values(), key=lambda curve: (curve.task, curve.config or curve.label, curve.files)
+    )
 
 
 def _size(curve: MeasuredCurve) -> tuple[int, int]:

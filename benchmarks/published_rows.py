@@ -21,6 +21,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "xqc": ("XQC", "XQCrepo"),
     "flash_sac": ("FlashSAC",),
     "ppo": ("PPO",),
+    "dqn/cartpole": ("DQN",),
+    "qr_dqn": ("QR-DQN",),
 }
 """Published names of a packaged config, or else of its algorithm"""
 RELEASES = {

@@ -135,6 +135,7 @@ def draw_later(
 def pages(curves: Sequence[MeasuredCurve]) -> dict[Path, str]:
     """The current text of every page with results."""
     titles = {summary.name: summary.title for summary in list_algorithm_summaries()}
+    everything, curves = curves, [curve for curve in curves if curve.peer is None]
     algorithms = {
         *(key.partition("/")[0] for key in METHODS),
         *(curve.algorithm for curve in curves),
@@ -144,6 +145,7 @@ def pages(curves: Sequence[MeasuredCurve]) -> dict[Path, str]:
             "summary": results_tables.summary_text(curves),
             "tasks": results_tables.tasks_text(curves),
             "settings": results_studies.variants_text(curves),
+            "peers": results_studies.peers_text(everything),
             "precision": results_studies.precision_text(curves),
             "worlds": results_studies.worlds_text(),
             **{name: results_studies.single_run_text(name) for name in results_studies.SINGLE_RUNS},

@@ -24,6 +24,9 @@ SINGLE_RUNS = {
     "pixel_pendulum": (5e3, 10e3, 15e3, 20e3, 25e3, 30e3),
 }
 """Files with the curve of one seed, and the steps that the page shows"""
+PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy"}
+MOST_OF_THE_WAY = 0.9
+"""The part of what was learned until which wall times are compared"""
 WORLD_RETURNS = (5_000, 10_000)
 """Returns whose wall time is shown for runs in the worlds of a GPU"""
 
@@ -54,6 +57,44 @@ def variants_text(curves: Sequence[MeasuredCurve]) -> str:
 def mean_at(curve: MeasuredCurve, step: int) -> str:
     values = curve.at(step)
     return "" if values is None else with_interval(Estimate.of(values, statistics.mean))
+
+
+def peers_text(curves: Sequence[MeasuredCurve]) -> str:
+    """Each curve of another package beside ours of the same plan: `PACKAGE-NAME` beside `NAME`."""
+    ours = {(curve.task, curve.name): curve for curve in curves if curve.peer is None}
+    rows = []
+    for theirs in curves:
+        own = ours.get((theirs.task, theirs.name.removeprefix(f"{theirs.peer}-")))
+        if theirs.peer is not None and own is not None and own.stale is None:
+            level = level_of_both(own, theirs)
+            rows += [
+                peer_row(own, "rl_training", level),
+                peer_row(theirs, PEERS[theirs.peer], level),
+            ]
+    header = ["task", "method", "package", "steps", "mean", "seeds", "seconds", "seconds to return"]
+    return table(header, "lllrrrrr", rows)
+
+
+def level_of_both(first: MeasuredCurve, second: MeasuredCurve) -> float:
+    """The return at nine tenths of the way from the lower first mean to the lower last mean."""
+    start, end = (min(curve.returns[at].mean() for curve in (first, second)) for at in (0, -1))
+    return float(start + MOST_OF_THE_WAY * (end - start))
+
+
+def peer_row(curve: MeasuredCurve, package: str, level: float) -> list[str]:
+    reached = np.flatnonzero(curve.returns.mean(axis=1) >= level)
+    seconds = curve.seconds.sum(axis=1)
+    until = number(seconds[reached[0]]) if len(reached) else "never"
+    return [
+        curve.task,
+        f"[{curve.label}]({LINK}learning/{curve.files[0]})",
+        package,
+        f"{curve.reached:,}",
+        with_interval(Estimate.of(curve.returns[-1], statistics.mean)),
+        f"{len(curve.seeds)}",
+        number(seconds[-1]),
+        f"{until} to {number(level)}",
+    ]
 
 
 def precision_text(curves: Sequence[MeasuredCurve]) -> str:

@@ -17,6 +17,7 @@ import learning_picture
 import published_rows
 import results_pages
 import results_report
+import results_studies
 import results_tables
 from curves import stored
 from learning_rows import MeasuredCurve, main_curves, normalized_scores, read_curves, result_rows
@@ -42,8 +43,10 @@ def write_curve(
     config: str = "sac/mujoco",
     planned: int = 300_000,
     first_seed: int = 0,
+    known: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Path:
+    """Write a file of results; `known` are further keys, such as `peer` and `data`."""
     seeds = len(next(iter(rounds.values())))
     path = folder / f"{env}__{name}__from{first_seed}.json"
     values = {
@@ -59,6 +62,7 @@ def write_curve(
             {"step": step, "returns": returns, "wall_seconds": step / 1e3, "steps_per_second": 1.0}
             for step, returns in rounds.items()
         ],
+        **(known or {}),
     }
     path.write_text(json.dumps(values))
     return path
@@ -263,3 +267,49 @@ def test_the_package_has_the_published_numbers_of_the_benchmarks() -> None:
         own = known[row["name_in_source"], row["task"], int(row["env_steps"])]
         assert (own.mean, own.seeds) == (float(row["mean_return"]), int(row["seeds"]))
         assert own.deviation == float(row["std_over_seeds"])
+
+
+def test_other_packages_stand_beside_our_curve_of_the_same_plan_and_nowhere_else(
+    tmp_path: Path,
+) -> None:
+    rounds: dict[int, list[float | None]] = {1000: [0.0, 0.0], 2000: [80.0, 90.0]}
+    peer = {"peer": {"package": "sb3", "algo": "SAC"}}
+    write_curve(tmp_path, {**rounds, 3000: [110.0, 130.0]}, name="fast", planned=3000)
+    slower = {1000: [10.0, 10.0], 2000: [50.0, 60.0], 3000: [100.0, 100.0]}
+    write_curve(tmp_path, slower, name="sb3-fast", planned=3000, known=peer)
+    write_curve(tmp_path, rounds, name="sb3-alone", known=peer)
+    curves = read_curves(tmp_path, {})
+    assert [curve.name for curve in main_curves(curves)] == ["fast"]
+    ours, theirs = rows_of(results_studies.peers_text(curves))
+    # Nine tenths of the way from 0 to 100, which we reach after 3 s.
+    assert ours[2:] == ["rl_training", "3,000", "120 [110, 130]", "2", "3", "3 to 90"]
+    assert theirs[2:] == ["Stable-Baselines3", "3,000", "100 [100, 100]", "2", "3", "3 to 90"]
+
+
+def test_curves_from_different_data_are_all_shown_and_named(tmp_path: Path) -> None:
+    offline = {"config": "td3_bc/mujoco", "planned": 1000}
+    for data in ("replay", "medium"):
+        write_curve(tmp_path, {1000: LOW}, name=data, known={"data": {"name": data}}, **offline)
+    write_curve(
+        tmp_path, {1000: LOW}, name="on", known={"init_from": {"name": "replay"}}, **offline
+    )
+    changed = {**offline, "algo_kwargs.bc_alpha": 1.0}
+    write_curve(tmp_path, {1000: LOW}, name="own", known={"data": {"name": "replay"}}, **changed)
+    labels = {curve.name: curve.label for curve in main_curves(read_curves(tmp_path, {}))}
+    assert labels == {
+        "replay": "`td3_bc/mujoco`, replay data",
+        "medium": "`td3_bc/mujoco`, medium data",
+        "on": "`td3_bc/mujoco`, from `replay`",
+        "own": "`td3_bc/mujoco`, `bc_alpha: 1.0`, replay data",
+    }
+
+
+def test_curves_have_different_colors_and_published_ones_alone_are_gray(tmp_path: Path) -> None:
+    configs = ("ddpg", "dqn", "ppo", "qr_dqn", "redq", "sac", "td3", "tqc", "crossq", "xqc")
+    for name in configs:
+        own = {"env": "Pendulum-v1", "config": f"{name}/own", "planned": 1000}
+        write_curve(tmp_path, {1000: LOW}, name=name, known={"data": {"name": name}}, **own)
+    colors = learning_picture.colors_of(main_curves(read_curves(tmp_path, {})))
+    assert len(set(colors.values())) == len(configs)
+    shades = [color.lstrip("#") for color in colors.values()]
+    assert not any(shade[:2] == shade[2:4] == shade[4:] for shade in shades)
