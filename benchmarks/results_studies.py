@@ -71,7 +71,7 @@ def peers_text(curves: Sequence[MeasuredCurve]) -> str:
                 peer_row(own, "rl_training", level),
                 peer_row(theirs, PEERS[theirs.peer], level),
             ]
-    header = ["task", "method", "package", "steps", "mean", "seeds", "seconds", "seconds to return"]
+    header = ["task", "method", "package", "steps", "mean", "seeds", "seconds", "until (return)"]
     return table(header, "lllrrrrr", rows)
 
 
@@ -93,7 +93,7 @@ def peer_row(curve: MeasuredCurve, package: str, level: float) -> list[str]:
         with_interval(Estimate.of(curve.returns[-1], statistics.mean)),
         f"{len(curve.seeds)}",
         number(seconds[-1]),
-        f"{until} to {number(level)}",
+        f"{until} ({number(level)})",
     ]
 
 

@@ -282,8 +282,8 @@ def test_other_packages_stand_beside_our_curve_of_the_same_plan_and_nowhere_else
     assert [curve.name for curve in main_curves(curves)] == ["fast"]
     ours, theirs = rows_of(results_studies.peers_text(curves))
     # Nine tenths of the way from 0 to 100, which we reach after 3 s.
-    assert ours[2:] == ["rl_training", "3,000", "120 [110, 130]", "2", "3", "3 to 90"]
-    assert theirs[2:] == ["Stable-Baselines3", "3,000", "100 [100, 100]", "2", "3", "3 to 90"]
+    assert ours[2:] == ["rl_training", "3,000", "120 [110, 130]", "2", "3", "3 (90)"]
+    assert theirs[2:] == ["Stable-Baselines3", "3,000", "100 [100, 100]", "2", "3", "3 (90)"]
 
 
 def test_curves_from_different_data_are_all_shown_and_named(tmp_path: Path) -> None:
