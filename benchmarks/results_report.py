@@ -14,6 +14,7 @@ from learning_rows import MeasuredCurve
 from rl_training.experiment.curves import make_curve
 from rl_training.report.data import assemble
 from rl_training.report.health import Health
+from rl_training.report.page import render
 from rl_training.report.runs import RunDetails
 from rl_training.types import Json
 
@@ -87,12 +88,20 @@ def _plain(label: str) -> str:
 
 
 def is_current(page: Path, data: Json) -> bool:
-    """Whether a page shows these data. The version of the package that wrote it may differ, and
-    so may the last digits of intervals, which depend on the processor."""
-    if not page.exists() or (found := DATA.search(page.read_text("utf-8"))) is None:
+    """Whether a page shows these data with the package's own styles and scripts. The version of
+    the package that wrote it may differ, and so may the last digits of intervals, which depend on
+    the processor."""
+    if not page.exists():
         return False
-    wanted, shown = json.loads(json.dumps(data)), json.loads(found[1])
-    return _equal({**wanted, "version": None}, {**shown, "version": None})
+    shown, wanted = page.read_text("utf-8"), render(data)
+    if DATA.sub("", shown) != DATA.sub("", wanted):
+        return False
+    return _equal(*({**_data(text), "version": None} for text in (shown, wanted)))
+
+
+def _data(page: str) -> Json:
+    found = DATA.search(page)
+    return {} if found is None else json.loads(found[1])
 
 
 def _equal(one: Any, other: Any) -> bool:

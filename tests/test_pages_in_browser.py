@@ -180,6 +180,18 @@ def test_the_axis_can_be_training_time(shown: Any) -> None:
     expect(shown.locator("#tooltip strong")).to_contain_text("after")
 
 
+def test_a_key_works_on_a_chart_that_the_browser_has_not_drawn_yet(shown: Any) -> None:
+    shown.evaluate(
+        """() => {
+          document.querySelector("#axis-time").click();
+          const chart = document.querySelector('[data-chart="curve"]');
+          chart.focus();
+          chart.dispatchEvent(new KeyboardEvent("keydown", { key: "End", bubbles: true }));
+        }"""
+    )
+    expect(shown.locator("#tooltip strong")).to_contain_text("after")
+
+
 def test_the_theme_follows_the_system_and_the_button(browser: Any, report: str, shown: Any) -> None:
     def background(page: Any) -> str:
         return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))

@@ -237,6 +237,9 @@ def test_pictures_and_the_page_are_reproducible_and_know_their_data(tmp_path: Pa
     page = tmp_path / "page.html"
     page.write_text(results_pages.render({**data, "version": "0.0.1"}))
     assert results_report.is_current(page, data)
+    earlier = tmp_path / "earlier.html"
+    earlier.write_text(page.read_text().replace("</style>", "p { margin: 0 }</style>", 1))
+    assert not results_report.is_current(earlier, data)
     assert [each["value"] for each in data["groups"][0]["score"]["values"]] == HIGH
     assert {run["repeat"] for run in data["runs"]} == {"python benchmarks/learning.py --name main"}
     assert results_report.report_data(read_curves(tmp_path, {})) == data

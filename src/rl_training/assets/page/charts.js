@@ -319,6 +319,7 @@ class LineChart {
   }
 
   onKey(event) {
+    drawWaiting(this.holder);
     if (!this.plot || event.ctrlKey || event.metaKey || event.altKey) return;
     const { min, max } = this.plot.scales.x;
     const count = this.joined[0].length;

@@ -144,6 +144,7 @@ class TrialChart {
   }
 
   onKey(event) {
+    drawWaiting(this.holder);
     if (!this.plot || event.ctrlKey || event.metaKey || event.altKey || event.target !== this.holder) return;
     const trials = this.readingOrder();
     const moves = { ArrowRight: 1, ArrowLeft: -1, PageDown: 10, PageUp: -10, Home: -trials.length, End: trials.length };
