@@ -31,7 +31,7 @@ from rl_training.data import replay_buffer
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.execution import execution
 from rl_training.experiment.overview import list_runs
-from rl_training.reporting import logging
+from rl_training.reporting import log_files, logging
 from rl_training.runtime.workflows import resume_together
 from rl_training.types import TrainResult
 
@@ -346,7 +346,7 @@ def test_rows_of_a_finished_run_are_written_by_resume(
 def test_the_buffer_of_waiting_rows_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging, "MAX_WAITING_BYTES", 2_000)
+    monkeypatch.setattr(log_files, "MAX_WAITING_BYTES", 2_000)
     config = quick(tmp_path)
     healthy = trained(config)
     with recorded() as warned:

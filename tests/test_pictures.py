@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from rl_training.data import array_recording
 from rl_training.data.summary import Summary, summarize
 from rl_training.datasets.picture import summary_figure
-from rl_training.reporting.logging import draw_learning_curve, plot_learning_curve
+from rl_training.reporting.learning_curve import draw_learning_curve, plot_learning_curve
 
 Row = dict[str, Any]
 

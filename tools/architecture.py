@@ -17,7 +17,7 @@ from architecture_drawings import draw_rooms, draw_step
 from package_imports import PACKAGE, ROOT, import_cycle, mutual_imports, package_files, read_imports
 from package_walk import Walk, walk_training, walk_update
 
-MOST_FILES_TO_TRAIN = 57
+MOST_FILES_TO_TRAIN = 61
 MOST_FILES_TO_UPDATE = 12
 MOST_FILES_IN_A_ROOM = 14
 

@@ -22,7 +22,7 @@ from rl_training.callbacks import Callback, TrainingContext
 from rl_training.checkpoints.run_folder import TRACKERS, RunFolder
 from rl_training.config import TrainConfig
 from rl_training.errors import CheckpointError, UserError, warn_user
-from rl_training.reporting.logging import LoggedRow
+from rl_training.reporting.log_files import LoggedRow
 from rl_training.reporting.tracker_queue import Mark, TrackerProcess
 from rl_training.types import FINISHED, Json
 

@@ -23,7 +23,7 @@ from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import global_state, isolated_global_streams
 from rl_training.internals import is_out_of_memory
 from rl_training.models.custom_networks import current_networks, networks_name
-from rl_training.reporting.logging import draw_learning_curve
+from rl_training.reporting.learning_curve import draw_learning_curve
 from rl_training.training.assembly import (
     RunParts,
     SeedSettings,
