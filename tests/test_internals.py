@@ -95,6 +95,19 @@ def test_batched_tensors_are_detected_without_the_private_api(hide: Hide, change
     assert answers == [False, True, False, True]
 
 
+def test_batched_tensors_are_detected_where_gradients_are_computed() -> None:
+    answers = []
+
+    def record(tensor: Tensor) -> Tensor:
+        answers.append(internals.is_batched(tensor))
+        return tensor.sum()
+
+    torch.func.grad(record)(torch.zeros(3))
+    torch.func.vmap(torch.func.grad(record))(torch.zeros(2, 3))
+    torch.func.grad(torch.func.grad(record))(torch.tensor(1.0))
+    assert answers == [False, True, False]
+
+
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_updates_are_bitwise_equal_without_the_check_for_batched_tensors(
     hide: Hide, seeds: int
@@ -337,10 +350,11 @@ def test_compiled_programs_give_the_same_numbers_without_options(
     torch.testing.assert_close(results, expected_results, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("with_gradients", [False, True])
 @pytest.mark.parametrize("maps_views", [True, False])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
 def test_bytes_are_read_as_another_type_where_views_cannot_be_mapped(
-    monkeypatch: pytest.MonkeyPatch, maps_views: bool, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, maps_views: bool, dtype: torch.dtype, with_gradients: bool
 ) -> None:
     if maps_views and not internals._MAPS_VIEWS:
         pytest.skip("this version of PyTorch cannot map views as another type")
@@ -348,7 +362,13 @@ def test_bytes_are_read_as_another_type_where_views_cannot_be_mapped(
     words = torch.randint(2**31, (2, 3, 4), dtype=torch.int32).view(torch.float32)
 
     def read(rows: torch.Tensor) -> torch.Tensor:
+        if with_gradients:
+            _, read_there = torch.func.grad(read_and_sum, has_aux=True)(rows)
+            return read_there
         return internals.reinterpreted(rows, dtype)
+
+    def read_and_sum(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return rows.nan_to_num().sum(), internals.reinterpreted(rows.detach(), dtype)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -38,11 +38,15 @@ _MAPS_VIEWS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 def is_batched(tensor: Tensor) -> bool:
     """Return whether `torch.func.vmap` is mapping over `tensor`.
 
-    Uses `torch._C._functorch.is_batchedtensor`, because there is no public test. Without it, a
-    batched tensor is recognized by its missing data pointer.
+    Uses `torch._C._functorch.is_batchedtensor`, because there is no public test, and looks through
+    the wrappers of `torch.func.grad`. Without these, a batched tensor is recognized by its missing
+    data pointer.
     """
     try:
-        return bool(torch._C._functorch.is_batchedtensor(tensor))
+        functorch = torch._C._functorch
+        while functorch.is_gradtrackingtensor(tensor):
+            tensor = functorch.get_unwrapped(tensor)
+        return bool(functorch.is_batchedtensor(tensor))
     except _CHANGED:
         return not _has_data_pointer(tensor)
 
