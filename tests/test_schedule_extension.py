@@ -70,15 +70,25 @@ def test_an_extended_run_that_is_stopped_resumes_bit_for_bit(tmp_path: Path) -> 
     assert hashes(uninterrupted.checkpoint_path) == hashes(resumed.checkpoint_path)
 
 
+@pytest.mark.parametrize("total", [None, 200])
 def test_a_run_extended_with_its_schedule_kept_resumes_without_choosing_again(
-    tmp_path: Path,
+    total: int | None, tmp_path: Path
 ) -> None:
     done = finished(tmp_path)
     longer = {"total_timesteps": 200, "schedule": "keep"}
     rl_training.resume_training(done.run_dir, **longer, callbacks=[StopAt(150)])
     with pytest.warns(UserWarning, match="linear schedule ends after 80 updates"):
-        resumed = rl_training.resume_training(done.run_dir)
+        resumed = rl_training.resume_training(
+            done.run_dir, total_timesteps=total, callbacks=[StopAt(160)]
+        )
+    assert resumed.metrics["global_step"] == 160
+    # A larger total than that of the choice is another extension.
+    with pytest.raises(ConfigError, match="extend"):
+        rl_training.resume_training(done.run_dir, total_timesteps=300)
+    with pytest.warns(UserWarning, match="linear schedule ends after 80 updates"):
+        resumed = rl_training.resume_training(done.run_dir, total_timesteps=total)
     assert resumed.metrics["global_step"] == 200
+    assert networks_changed(done, resumed) == set()
 
 
 def test_a_schedule_that_ends_above_zero_continues_to_learn(tmp_path: Path) -> None:
@@ -137,10 +147,20 @@ def test_extending_a_run_without_updates_requires_a_schedule_choice(
     assert networks_changed(done, longer) == {"critic"}
 
 
-def test_a_finished_schedule_is_detected_with_a_warm_up_longer_than_the_run(tmp_path: Path) -> None:
+def test_a_warm_up_longer_than_the_run_continues_before_the_schedule_ends(tmp_path: Path) -> None:
     done = finished(tmp_path, warmup_steps=100)
+    with pytest.warns(UserWarning, match="linear schedule ends after 100 updates"):
+        longer = rl_training.resume_training(done.run_dir, total_timesteps=150)
+    assert networks_changed(done, longer) == {"critic"}
     with pytest.raises(ConfigError, match="extend"):
-        rl_training.resume_training(done.run_dir, total_timesteps=400)
+        rl_training.resume_training(longer.run_dir, total_timesteps=400)
+
+
+def test_an_actor_whose_schedule_counts_its_own_updates_continues_to_learn(tmp_path: Path) -> None:
+    done = finished(tmp_path, "xqc", learning_rate_end_factor=0.0)
+    with pytest.warns(UserWarning, match="linear schedule ends after .* do not change critic;"):
+        longer = rl_training.resume_training(done.run_dir, total_timesteps=150)
+    assert networks_changed(done, longer) >= {"actor"}
 
 
 def test_an_unknown_schedule_option_is_refused_by_the_first_call(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def _resume(
                 trained = load_policy(saved.reader)
                 policy.rewards = trained.rewards
                 policy.wrapper_statistics = trained.wrapper_statistics
-            check_learning_rates(policy.algorithm, saved, schedule, extended=extended)
+            check_learning_rates(policy.algorithm, saved, schedule)
         signals.save_first()
         settings, readers = [], []
         for saved, own in zip(saved_runs, callbacks, strict=True):

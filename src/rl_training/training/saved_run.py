@@ -103,6 +103,12 @@ class SavedRun:
             return own_number_types(self.config)
         return saved_number_types(self.reader)
 
+    @property
+    def is_extended(self) -> bool:
+        """Whether this resume gives the run a larger total than it had."""
+        before = self.state["config"].get("total_timesteps")
+        return isinstance(before, int) and self.config.total_timesteps > before
+
     def continues_with(self, others: Sequence[SavedRun]) -> bool:
         """Whether it can be trained in lockstep with the others: equal settings and step."""
         return all(
@@ -318,33 +324,45 @@ def _warn_of_changed_algorithm(state: Json, config: TrainConfig) -> None:
 
 
 def check_learning_rates(
-    algorithm: Algorithm, run: SavedRun, schedule: ScheduleChoice | None, *, extended: bool
+    algorithm: Algorithm, run: SavedRun, schedule: ScheduleChoice | None
 ) -> None:
-    """Warn if learning rates would be zero; raise `ConfigError` if an extended run has no others.
+    """Warn if learning rates will be zero; raise `ConfigError` if an extended run has no others.
 
     The rest of a run that was extended before is not refused: its schedule was chosen then.
     """
-    planned, made = run.description.planned_updates, run.progress.gradient_steps
-    if schedule is not None or planned_updates(run.config) <= planned:
-        return
-    after = max(planned, algorithm.hyperparameters.warmup_steps) + 1
-    end = {"updates": torch.tensor(after, device=algorithm.device)}
-    if float(algorithm.learning_rate_factor(end)) > 0:
+    planned, last = run.description.planned_updates, planned_updates(run.config)
+    if schedule is not None or last <= planned:
         return
     optimizers = algorithm.optimizers()
-    ended = [name for name, optimizer in optimizers.items() if optimizer.scheduled]
+
+    def without_rate(updates: int) -> list[str]:
+        """The optimizers whose learning rate is zero from this update on."""
+        state = {"updates": torch.tensor(updates, device=algorithm.device)}
+        return [
+            name
+            for name, optimizer in optimizers.items()
+            if optimizer.scheduled
+            and float(algorithm.learning_rate_factor(state, optimizer.delay)) == 0
+        ]
+
+    ended = without_rate(last)
+    if not ended:
+        return
     kind = algorithm.hyperparameters.decay
     ways = (
         "use `resume --schedule extend` or learn(n, schedule='extend') to stretch the schedule "
         "to the new total, or 'keep' to continue with the original schedule"
     )
-    if extended and made >= planned and len(ended) == len(optimizers):
+    # The first update of a schedule for none still has the full rate.
+    now = max(run.progress.gradient_steps, 1)
+    if run.is_extended and len(without_rate(now)) == len(optimizers):
         raise ConfigError(
             f"learning_rate_schedule = {kind!r}: has ended, so every learning rate is zero and "
             f"further updates would change nothing; {ways}"
         )
+    end = max(planned, algorithm.hyperparameters.warmup_steps)
     warn_user(
-        f"the {kind} schedule ends after {planned:,} updates; later updates do not change "
+        f"the {kind} schedule ends after {end:,} updates; later updates do not change "
         f"{' and '.join(ended)}; {ways}"
     )
 
