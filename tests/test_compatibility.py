@@ -24,6 +24,8 @@ import rl_training
 from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.checkpoints.format import CheckpointReader, write_checkpoint
 from rl_training.checkpoints.loading import find_checkpoint
+from rl_training.config import TrainConfig
+from rl_training.config_files import load_config
 from rl_training.errors import CheckpointError
 from rl_training.types import TrainResult
 from rl_training.validation import validate
@@ -201,3 +203,20 @@ def test_the_error_for_changed_data_mentions_files_that_0_1_read_differently(
     write_checkpoint(tmp_path / "other", {**contents, **other})
     with pytest.raises(CheckpointError, match=r"the data has changed.*version 0\.1.*init_from"):
         rl_training.resume_training(tmp_path / "other")
+
+
+@every_case
+def test_the_config_file_of_an_old_run_describes_what_its_version_did(case: Path) -> None:
+    saved = CheckpointReader(checkpoint_of(case)).json("state.json")["config"]
+    change = CHANGED.get(case.relative_to(FIXTURES).as_posix())
+    with warnings.catch_warnings() if change is None else pytest.warns(UserWarning, match=change):
+        loaded = load_config(case / "run" / "config.yaml")
+    expected = TrainConfig.from_saved(saved)
+    assert loaded == expected.with_changes(run_name=None)
+
+
+def test_a_config_file_that_no_run_wrote_gets_the_defaults_of_today(tmp_path: Path) -> None:
+    old = FIXTURES / "v0.1.0" / "awac" / "run"
+    shutil.copy(old / "config.yaml", tmp_path)
+    today = load_config(tmp_path / "config.yaml")
+    assert today.algo_kwargs != load_config(old / "config.yaml").algo_kwargs

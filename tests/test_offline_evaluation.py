@@ -453,6 +453,34 @@ def test_without_a_reward_transform_of_the_policy_sections_use_their_own(tmp_pat
     assert value(RewardTransform(scale=3.0), reward_scale=2.0) == pytest.approx(3 * plain, rel=1e-5)
 
 
+def test_a_policy_of_datasets_with_different_transforms_has_none_for_other_data(
+    normalized_run: Path, tmp_path: Path
+) -> None:
+    with np.load(normalized_run / "all.npz") as file:
+        arrays = dict(file)
+    np.savez(tmp_path / "wide.npz", **{**arrays, "rewards": 3 * arrays["rewards"]})
+    normalized = {"kind": "npz", "reward_normalization": "return_range"}
+    sections = [
+        {**normalized, "path": str(folder / name)}
+        for folder, name in ((normalized_run, "all.npz"), (tmp_path, "wide.npz"))
+    ]
+    config = tiny_of(get_algorithm_spec("td3_bc"), tmp_path, dataset=sections, total_timesteps=5)
+    run, half = train(config).run_dir, normalized_run / "half.npz"
+
+    def td_error(source: Any = None) -> float:
+        return evaluate_offline(run, source, fqe_updates=0)["ope_td_error"]
+
+    # Each of its own datasets has the range that it had in training.
+    own = [td_error(section["path"]) for section in sections]
+    assert own[0] == pytest.approx(own[1], rel=1e-4)
+    assert td_error() == pytest.approx(own[0], rel=0.5)
+    for unknown in (half, {**normalized, "path": str(half)}):
+        with pytest.raises(DataError, match=r"half\.npz: its rewards cannot .*leave out the data"):
+            td_error(unknown)
+    stated = [{"kind": "npz", "path": str(half), "reward_scale": scale} for scale in (1.0, 10.0)]
+    assert td_error(stated[0]) < td_error(stated[1])
+
+
 def test_data_given_by_path_are_clipped_as_in_the_run(tmp_path: Path) -> None:
     arrays = recorded()
     arrays["actions"] = 3 * arrays["actions"][:, :1]

@@ -79,6 +79,25 @@ def test_moments_of_a_gradient_that_stays_zero_become_zero(mapped: bool) -> None
     assert state["x.adam_mean"].isnan().all(), "a gradient that is not finite is not hidden"
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e-15, 1e-17, 1e-18, 1e-20, 1e-29])
+@pytest.mark.parametrize("epsilon", [1e-8, 1e-12, 1e-15, 1e-18, 1e-20])
+def test_tiny_gradients_take_the_steps_of_pytorch_with_any_epsilon(
+    epsilon: float, scale: float
+) -> None:
+    ours = Adam(1e-2, epsilon=epsilon)
+    vector = torch.zeros(3)
+    theirs = torch.nn.Parameter(vector.clone())
+    expected = torch.optim.Adam([theirs], lr=1e-2, eps=epsilon)
+    state = {"x": vector, **ours.initial_state("x", vector)}
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        gradient = scale * (1 + 0.1 * torch.randn(3, generator=generator))
+        theirs.grad = gradient.clone()
+        expected.step()
+        ours.step(state, "x", gradient)
+    torch.testing.assert_close(state["x"], theirs.detach(), rtol=1e-3, atol=1e-9)
+
+
 @pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
 def test_every_algorithm_has_optimizer_settings_for_its_networks(spec: AlgorithmSpec) -> None:
     given = {"adam_betas": [0.8, 0.9], "adam_epsilon": 1e-3, "weight_decay": 0.01}

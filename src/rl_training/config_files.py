@@ -18,6 +18,7 @@ import yaml
 
 from rl_training.errors import ConfigError, printable, warn_user
 from rl_training.validation import key_name, short, suggestion, user_path
+from rl_training.version import __version__
 
 if TYPE_CHECKING:
     from rl_training.config import ConfigSource, TrainConfig
@@ -46,7 +47,7 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
     elif isinstance(source, Mapping):
         values = dict(source)
     else:
-        values = read_config(source)
+        values = _as_trained(find_config(source))
     values = {**values, **changes}
     parsed = [_as_text(*_parse_override(override), override) for override in overrides]
     algo = dict(parsed).get("algo", values.get("algo"))
@@ -90,6 +91,30 @@ def find_config(name: str | Path) -> Path:
         f"config {short(str(name))}: no such file or packaged config"
         f"{hint or '; packaged: ' + ', '.join(packaged)}"
     )
+
+
+def _as_trained(path: Path) -> dict[str, Any]:
+    """Read a config file. The config of a run of another version is completed to do what that did.
+
+    Such a run has every setting of its version, and lacks those that were added later. Other files
+    have what a person wrote, and get the defaults of today.
+    """
+    from rl_training.algorithms.spec import get_algorithm_spec
+
+    values, metadata = read_yaml(path), path.with_name("metadata.json")
+    settings = values.get("algo_kwargs")
+    if not (metadata.is_file() and isinstance(settings, Mapping)):
+        return values
+    try:
+        saved = read_yaml(metadata)["versions"]["rl_training"]
+    except (ConfigError, LookupError, TypeError):
+        return values
+    if saved == __version__:
+        return values
+    kind = get_algorithm_spec(str(values.get("algo"))).hyperparameters_type
+    if change := kind.changes_since(settings):
+        warn_user(f"{path}: {values['algo']} has changed since this run: {change}")
+    return {**values, "algo_kwargs": kind.upgrade(settings)}
 
 
 def _is_packaged(source: ConfigSource) -> bool:

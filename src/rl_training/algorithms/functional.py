@@ -193,8 +193,10 @@ SMALLEST_MOMENTS = (1e-30, 1e-37)
 
 Where a gradient stays zero, as in a unit that is no longer active, they would decrease until they
 are denormal numbers, and stay denormal: many processors compute much more slowly with these. Steps
-with such means are too small to change a parameter.
+with such moments are too small to change a parameter, unless epsilon is tiny too.
 """
+TINY_EPSILON = 1e-12
+"""Below it, all moments are kept"""
 
 
 @dataclass(frozen=True)
@@ -230,8 +232,9 @@ class Adam:
         moments[2].add_(1)
         if is_transformed(gradient) or not self._fused_step(state[name], gradient, moments, factor):
             self._composed_step(state[name], gradient, moments, factor)
-        for moment, smallest in zip(moments[:2], SMALLEST_MOMENTS, strict=True):
-            moment.copy_(torch.nn.functional.hardshrink(moment, smallest))
+        if self.epsilon >= TINY_EPSILON:
+            for moment, smallest in zip(moments[:2], SMALLEST_MOMENTS, strict=True):
+                moment.copy_(torch.nn.functional.hardshrink(moment, smallest))
 
     def step_if(
         self,

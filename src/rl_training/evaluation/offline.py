@@ -143,6 +143,9 @@ def evaluate_on_data(
             returns=return_after_truncation(policy.algorithm.hyperparameters),
             progress=progress,
         )
+    if policy.rewards is None:
+        is_section = not isinstance(source, str | Path | None)
+        _require_known_rewards(dataset, parts, run, reader.folder, is_section=is_section)
     kept, held = dataset.split(held_out, seed)
     # One thread: the networks are small, and results do not depend on the number of cores.
     with one_thread():
@@ -252,6 +255,44 @@ def _with_policy_rewards(parts: Sequence[DatasetPart], policy: Policy) -> list[D
     return [replace(part, rewards=policy.rewards) for part in parts]
 
 
+def _require_known_rewards(
+    dataset: OfflineDataset,
+    parts: Sequence[DatasetPart],
+    run: Json,
+    folder: Path,
+    *,
+    is_section: bool,
+) -> None:
+    """Raise `DataError` for data whose reward transform is not known.
+
+    A policy that learned from datasets with different transforms has none for other data, and the
+    range of other returns is another one. A section can state the transform.
+    """
+    learned = {part["sha256"]: _reward_values(part) for part in _learned_parts(run)}
+    for part, loaded in zip(parts, dataset.parts, strict=True):
+        options = part.rewards
+        computed = isinstance(options, RewardOptions) and options.normalize_return_range
+        own = learned.get(loaded.fingerprint["sha256"])
+        if own != _reward_values(loaded.fingerprint) and (computed or not is_section):
+            raise DataError(
+                f"{part.recording.info.name}: its rewards cannot be transformed as in the policy's "
+                "training, which used datasets with different transforms; leave out the dataset to "
+                "evaluate on all data of the run, or state the scale in Python: evaluate_offline("
+                f"{str(folder)!r}, {{'kind': ..., 'path': ..., 'reward_scale': ...}})"
+            )
+
+
+def _reward_values(part: Json) -> Json:
+    """The reward options in a fingerprint."""
+    options = _mapping(part, "options") or {}
+    return {key: value for key, value in options.items() if key.startswith("reward_")}
+
+
+def _learned_parts(run: Json) -> list[Json]:
+    """The fingerprints of the data that the policy learned from."""
+    return (run.get("data") or {}).get("parts") or []
+
+
 def _reward_notes(parts: Sequence[DatasetPart], policy: Policy) -> Iterator[str]:
     """Notes on reward options of the sections that are not used."""
     for part in parts:
@@ -312,7 +353,7 @@ def _subject(
 
 
 def _data_notes(dataset: OfflineDataset, held: OfflineDataset, run: Json) -> Iterator[str]:
-    learned_from = {part["sha256"] for part in (run.get("data") or {}).get("parts") or ()}
+    learned_from = {part["sha256"] for part in _learned_parts(run)}
     if learned_from & {part.fingerprint["sha256"] for part in dataset.parts}:
         yield (
             "the policy was trained on this data, including the held-out episodes; only the "
