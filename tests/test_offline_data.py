@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 import warnings
@@ -144,6 +145,28 @@ def test_jumps_end_an_episode_and_rounding_errors_do_not(
     }
     ends = np.concatenate([steps.ended for steps in array_recording(arrays).chunks()])
     assert np.flatnonzero(ends).tolist() == [999, 1999, 2999]
+
+
+@pytest.mark.parametrize("decimals", [4, None])
+def test_observations_that_rarely_match_the_next_ones_give_a_warning(decimals: int | None) -> None:
+    walk = np.random.default_rng(0).normal(size=(1001, 4))
+    arrays = {
+        "observations": walk[:-1] if decimals is None else walk[:-1].round(decimals),
+        "next_observations": walk[1:],
+        "actions": np.zeros((1000, 1)),
+        "rewards": np.zeros(1000),
+        "terminals": np.zeros(1000),
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ended = np.concatenate([steps.ended for steps in array_recording(arrays).chunks()])
+    messages = [str(each.message) for each in caught]
+    if decimals is None:
+        assert (int(ended.sum()), messages) == (1, [])
+    else:
+        assert int(ended.sum()) == 1000
+        assert len(messages) == 1
+        assert re.search(r"999 of 1,000 steps end an episode.*`timeouts`", messages[0])
 
 
 def test_integer_observations_that_differ_by_one_are_a_jump() -> None:

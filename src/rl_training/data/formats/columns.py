@@ -26,7 +26,7 @@ from rl_training.data.leaves.columns import (
     open_observations,
 )
 from rl_training.data.leaves.description import ALL_LEAVES, LeafChoice
-from rl_training.errors import DataError
+from rl_training.errors import DataError, warn_user
 from rl_training.observations import ObservationSpec
 from rl_training.types import ActionKind, Json
 
@@ -119,9 +119,18 @@ class ColumnRecording:
             raise DataError(f"{name}: contains no step whose next observation is known")
 
     def chunks(self) -> Iterator[Steps]:
-        number = self.info.rows_at_a_time(CHUNK_ROWS)
+        number, jumps = self.info.rows_at_a_time(CHUNK_ROWS), 0
         for first in range(0, self._rows, number):
-            yield self._chunk(first, min(first + number, self._rows))
+            chunk = self._chunk(first, min(first + number, self._rows))
+            marked = self._boundaries.ended[first : first + number]
+            jumps += int((chunk.ended & ~marked).sum())
+            yield chunk
+        if jumps > self._rows / 2:
+            warn_user(
+                f"{self.info.name}: {jumps:,} of {self._rows:,} steps end an episode, because "
+                "next_observations differs from the following observation; if these rows are "
+                "consecutive steps, mark the last step of each episode in `timeouts`"
+            )
 
     def _chunk(self, first: int, last: int) -> Steps:
         columns, (terminated, ended, kept, jumps) = self._columns, self._boundaries
