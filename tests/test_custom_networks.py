@@ -101,6 +101,46 @@ def test_updates_train_every_layer(name: str, factory: object) -> None:
         assert moved(old, new) == new.keys() - constants
 
 
+class Scaled(nn.Module):
+    """Has a constant buffer and a constant parameter."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+        self.register_buffer("scale", torch.full((inputs,), 8.0))
+        self.shift = nn.Parameter(torch.full((outputs,), 2.0), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs / self.scale) + self.shift
+        return outputs
+
+
+class ScaledNetworks(AllNetworks):
+    def actor(self, inputs: int, outputs: int) -> nn.Module:
+        return Scaled(inputs, outputs)
+
+    def critic(self, inputs: int, outputs: int) -> nn.Module:
+        return Scaled(inputs, outputs)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize("name", ["sac", "td3", "iql", "redq"])
+def test_weight_decay_keeps_constants(name: str, seeds: int) -> None:
+    algorithms = [
+        make(name, ScaledNetworks, seed=seed, weight_decay=0.5, learning_rate=0.1, policy_delay=1)
+        for seed in range(seeds)
+    ]
+    before = [copied(algorithm.state) for algorithm in algorithms]
+    streams = [batches(name, 2, seed) for seed in range(seeds)]
+    prepared_learner(algorithms, streams, range(seeds)).update(0, 2)
+    for algorithm, old_state in zip(algorithms, before, strict=True):
+        for part, network in algorithm.networks().items():
+            old, new = network.unflatten(old_state[part]), network.unflatten(algorithm.state[part])
+            constants = {layer for layer in new if layer.endswith(("mean", "scale", "shift"))}
+            assert len(constants) == (1 if part == "value" else 3)
+            assert moved(old, new) == new.keys() - constants
+
+
 def test_a_member_of_an_ensemble_is_its_module() -> None:
     algorithm = make("sac", OnlyCritic)
     critic = algorithm.model.critic

@@ -466,6 +466,7 @@ class Algorithm(ABC):
         """Apply gradients and new buffers, project, then move counter and targets, in place."""
         factor = self.learning_rate_factor(state)
         optimizers, counts = self.optimizers(), self.update_counts(state, found)
+        networks = self.networks()
         for name, gradient in found.items():
             if name not in optimizers:
                 state[name].copy_(gradient)
@@ -475,10 +476,14 @@ class Algorithm(ABC):
             if optimizer.delay > 1:
                 own = self.learning_rate_factor(state, optimizer.delay)
             own = own if optimizer.scheduled else 1.0
+            network = networks.get(name) if optimizer.weight_decay else None
+            kept = None if network is None or not network.constants else state[name].clone()
             if counts is None:
                 optimizer.step(state, name, gradient, own)
             else:
                 optimizer.step_if(counts, state, name, gradient, own)
+            if network is not None and kept is not None:  # constants would decay
+                state[name].copy_(network.with_constants_of(state[name], kept))
         self.project(state, policy_updated=policy_updated)
         state["updates"].add_(1)
         self.update_targets(state, policy_updated=policy_updated)

@@ -117,6 +117,16 @@ class Network(nn.Module):
         """Keep the running statistics in the given tensor from now on."""
         raise NotImplementedError
 
+    @property
+    def constants(self) -> Sequence[str]:
+        """Names of the parameters that are never trained."""
+        return ()
+
+    def with_constants_of(self, vector: Tensor, other: Tensor) -> Tensor:
+        """Return a parameter vector with the constants of the vector `other`."""
+        kept = self.unflatten(other)
+        return self.flatten(self.unflatten(vector) | {name: kept[name] for name in self.constants})
+
     def forward(
         self,
         inputs: Tensor,

@@ -56,6 +56,10 @@ class ModuleNetwork(Network):
         # In a tuple, since its parameters are not this network's: they have no numbers.
         self._structure = (_without_numbers(modules[0]),)
 
+    @property
+    def constants(self) -> Sequence[str]:
+        return self._frozen
+
     def forward(
         self,
         inputs: Tensor | Mapping[str, Tensor],
@@ -201,6 +205,11 @@ class EncodedNetwork(Network):
     def use_statistics(self, statistics: Tensor) -> None:
         assert self.head is not None
         self.head.use_statistics(statistics)
+
+    @property
+    def constants(self) -> Sequence[str]:
+        own = [ENCODER + name for name in self.encoder.constants]
+        return own if self.head is None else [*own, *self.head.constants]
 
     def encode(self, rows: Tensor | Mapping[str, Tensor], vector: Tensor | None = None) -> Tensor:
         """Return the features `(batch, features)` of observations."""
