@@ -19,14 +19,18 @@ from safetensors.torch import load_file, save_file
 
 from rl_training.algorithms.base import Draw
 from rl_training.checkpoints.loading import find_checkpoint
+from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.config import TrainConfig
+from rl_training.data import replay_buffer
 from rl_training.data.storage import frame_ring
 from rl_training.datasets.replay import open_replay
 from rl_training.errors import CheckpointError, ConfigError, DataError
 from rl_training.execution.random_streams import RandomPool
 from rl_training.observations import ObservationLeaf, ObservationSpec
 from rl_training.runtime.workflows import resume_training, train
+from rl_training.training import needs
 from rl_training.training.needs import memory_needs, replay_is_on_host
+from rl_training.training.seed_run import SeedRun
 from rl_training.types import SpaceInfo, TrainResult
 
 
@@ -195,15 +199,70 @@ def test_leaving_out_the_replay_changes_nothing_that_is_learned(
 def test_a_run_whose_checkpoints_do_not_fit_on_the_disk_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr("rl_training.training.needs.shutil.disk_usage", lambda _: usage(9, 9, 900))
-    settings = {"checkpoint_interval": 50}
+    usage, settings = namedtuple("usage", "total used free"), {"checkpoint_interval": 50}
+    known, free = needs.disk_bytes, []
+
+    def disk_bytes(*arguments: Any, **options: Any) -> int:
+        free.append(known(*arguments, **options))
+        return free[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(needs, "disk_bytes", disk_bytes)
+        trained(tmp_path / "before", **settings, checkpoint_replay="none")
+    monkeypatch.setattr(needs.shutil, "disk_usage", lambda _: usage(9, 9, free[0]))
     with pytest.raises(ConfigError) as caught:
         trained(tmp_path / "runs", **settings)
     for word in ("checkpoint_replay: none", "buffer_capacity", "output_dir", "are free"):
         assert word in str(caught.value)
     assert not (tmp_path / "runs").exists()
-    trained(tmp_path / "runs", **settings, total_timesteps=50, checkpoint_replay="none")
+    trained(tmp_path / "runs", **settings, checkpoint_replay="none")
+
+
+def bytes_on_disk(folder: Path) -> int:
+    """Bytes of all files below a folder; linked files count once."""
+    files = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    return sum({file.st_ino: file.st_size for file in files}.values())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"checkpoint_interval": 250, "eval_interval": 290},  # frames are overwritten in between
+        {"checkpoint_interval": 250, "eval_interval": 0},
+        {"checkpoint_interval": 0, "eval_interval": 0},
+        {"checkpoint_interval": 500, "eval_interval": 0},  # two checkpoints
+        {"checkpoint_interval": 20, "eval_interval": 110, "algo_kwargs": {"buffer_capacity": 5000}},
+        {"checkpoint_interval": 250, "eval_interval": 290, "checkpoint_replay": "none"},
+    ],
+)
+def test_the_disk_space_of_a_run_is_known_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(needs, "SEGMENT_ROWS", 20)
+    monkeypatch.setattr(replay_buffer, "SEGMENT_ROWS", 20)
+    estimates, peaks = [], []
+
+    def request_checkpoint(run: SeedRun, *, best: bool = False) -> None:
+        """The first evaluated policy stays the best one."""
+        if not best or run.progress.global_step < 300:
+            request(run, best=best)
+
+    def disk_bytes(*arguments: Any, **options: Any) -> int:
+        estimates.append(known(*arguments, **options))
+        return estimates[-1]
+
+    def prune(folder: RunFolder, best: Path | None) -> None:
+        peaks.append(bytes_on_disk(folder.checkpoints))
+        then(folder, best)
+
+    request, known, then = SeedRun.request_checkpoint, needs.disk_bytes, RunFolder.prune
+    monkeypatch.setattr(SeedRun, "request_checkpoint", request_checkpoint)
+    monkeypatch.setattr(needs, "disk_bytes", disk_bytes)
+    monkeypatch.setattr(RunFolder, "prune", prune)
+    trained(tmp_path, total_timesteps=1000, **changes)
+    # Beside replay and networks, a checkpoint has a few small files.
+    small = 4 * 60_000
+    assert max(peaks) - small <= estimates[0] <= 1.25 * max(peaks)
 
 
 ATARI = ObservationSpec((ObservationLeaf("", "image", (4, 84, 84)),))

@@ -12,10 +12,7 @@ from rl_training.envs.vector.sequential import CheckedEnvironment, make_environm
 from rl_training.envs.vector.step_arrays import NO_SUCCESS
 from rl_training.errors import EnvironmentSetupError, last_line
 from rl_training.training.inputs import run_factory, spaces_of
-from rl_training.training.needs import memory_needs, replay_disk_bytes
-
-KEPT = 3
-"""Checkpoints of a run that are kept: the newest two and the best"""
+from rl_training.training.needs import disk_bytes, memory_needs
 
 PROBE_STEPS, PROBE_SECONDS = 2_000, 10.0
 """Limits of the episode that shows which metrics an environment gives"""
@@ -43,8 +40,8 @@ def job_needs(config: TrainConfig) -> JobNeeds:
     needs = memory_needs([config] * len(seeds), spaces, online=online)
     replay = needs.pop("buffer_capacity", 0)
     networks = needs["hidden_sizes"] + needs.get("num_critics", 0)
-    saved = len(seeds) * replay_disk_bytes(config, spaces) if online else 0
-    return JobNeeds(saved + KEPT * networks, replay + sum(needs.values()))
+    saved = len(seeds) * disk_bytes(config, spaces, networks // len(seeds), online=online)
+    return JobNeeds(saved, replay + sum(needs.values()))
 
 
 def gives_success(config: TrainConfig) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -18,6 +19,7 @@ from rl_training.algorithms.hyperparameters import (
 )
 from rl_training.checkpoints.run_folder import KEEP_LAST
 from rl_training.config import TrainConfig
+from rl_training.data.replay_buffer import SEGMENT_ROWS
 from rl_training.data.rollouts.minibatches import Rollouts
 from rl_training.data.storage.rows import RowColumns
 from rl_training.data.storage.stacks import FrameLayout
@@ -226,41 +228,74 @@ def replay_bytes(
     return columns.row_bytes * transitions + of_frames
 
 
-def check_disk(configs: list[TrainConfig], spaces: SpaceInfo, *, repeats_rows: bool) -> None:
-    """Raise `ConfigError` if the last checkpoints of a run that collects cannot fit on the disk.
+def check_disk(
+    configs: list[TrainConfig],
+    spaces: SpaceInfo,
+    networks: int,
+    *,
+    online: bool,
+    repeats_rows: bool,
+) -> None:
+    """Raise `ConfigError` if the checkpoints of a run cannot fit on the disk.
 
+    `networks` are the bytes of a seed's networks, and of what its optimizers remember.
     `repeats_rows` says whether transitions are stored again with other goals.
     """
     config = configs[0]
-    needed = replay_disk_bytes(config, spaces, repeats_rows=repeats_rows) * len(configs)
-    free = _free_bytes(Path(config.output_dir))
+    of_seed = disk_bytes(config, spaces, networks, online=online, repeats_rows=repeats_rows)
+    needed, free = of_seed * len(configs), _free_bytes(Path(config.output_dir))
     if free is None or needed <= free:
         return
     from rl_training.training.memory import gibibytes
 
+    way = "set another output_dir"
+    if online and config.checkpoint_replay != "none":
+        way += ", checkpoint_replay: none, or a smaller algo_kwargs.buffer_capacity"
     raise ConfigError(
-        f"output_dir = {config.output_dir!r}: checkpoints will need {gibibytes(needed)} of disk "
-        f"space for the replay buffer; {gibibytes(free)} are free; set checkpoint_replay: none, a "
-        "smaller algo_kwargs.buffer_capacity, or another output_dir"
+        f"output_dir = {config.output_dir!r}: checkpoints will need up to {gibibytes(needed)} of "
+        f"disk space; {gibibytes(free)} are free; {way}"
     )
 
 
-def replay_disk_bytes(config: TrainConfig, spaces: SpaceInfo, *, repeats_rows: bool = True) -> int:
-    """Bytes that the replay buffer of a seed takes in the kept checkpoints at the end of a run.
+def disk_bytes(
+    config: TrainConfig,
+    spaces: SpaceInfo,
+    networks: int,
+    *,
+    online: bool = True,
+    repeats_rows: bool = True,
+) -> int:
+    """Bytes of a seed's checkpoints when they take the most: while the last one is written.
 
     With hindsight, at most: `repeats_rows` is False if transitions get goals when sampled.
     """
-    if config.checkpoint_replay == "none":
-        return 0
+    total, interval = config.total_timesteps, config.checkpoint_interval
+    saves_often, evaluates = 0 < interval < total, 0 < config.eval_interval < total
+    saves = 1  # at the end
+    if saves_often:
+        saves += math.ceil(total / interval) - 1
+    if evaluates:  # each evaluation may be the best so far
+        saves += math.ceil(total / config.eval_interval) - 1
+    kept = KEEP_LAST + evaluates
+    files = min(saves + 1, kept + 1) * networks  # the first checkpoint has no transitions yet
+    if not online or config.checkpoint_replay == "none":
+        return files
     copies = 0
     if config.hindsight is not None and repeats_rows:
         copies = config.hindsight.per_transition
-    collected = config.total_timesteps * (1 + copies)
-    transitions = min(stored_transitions(config), collected)
-    # The newest checkpoints share no files, so that damage to one leaves the other intact.
-    several = 0 < config.checkpoint_interval < config.total_timesteps
-    needed = replay_bytes(config, spaces, transitions, repeats_rows=repeats_rows)
-    return (KEEP_LAST if several else 1) * needed
+    collected, capacity = total * (1 + copies), stored_transitions(config)
+    stored = min(capacity, collected)
+    # The newest checkpoints share no segments, so that damage to one leaves the other intact.
+    rows = min(saves, KEEP_LAST) * stored
+    if saves > KEEP_LAST:  # a new one shares the unchanged segments of the last but one
+        gap = interval if saves_often else total
+        rows += min(stored, 2 * gap * (1 + copies) + SEGMENT_ROWS)
+    if saves > kept and evaluates:  # the best one, whose rows may have been overwritten since
+        rows += min(stored, max(0, collected - capacity) + SEGMENT_ROWS)
+    share = rows / max(1, stored)
+    return files + math.ceil(
+        share * replay_bytes(config, spaces, stored, repeats_rows=repeats_rows)
+    )
 
 
 def _free_bytes(path: Path) -> int | None:

@@ -147,8 +147,6 @@ def _start(
             )
             execution = dataclasses.replace(execution, compiled=False, graphed=False, batched=False)
             population = Population()
-        if inputs.environment is not None:
-            check_disk(configs, inputs.spaces, repeats_rows=inputs.repeats_rows)
         on_host = replay_is_on_host(
             configs,
             inputs.spaces,
@@ -164,6 +162,13 @@ def _start(
             )
         execution = dataclasses.replace(execution, replay_on_host=on_host)
         parts = build_parts(configs, factory, inputs, execution, population, updates)
+        check_disk(
+            configs,
+            inputs.spaces,
+            sum(tensor.nbytes for tensor in parts.policies[0].algorithm.state.values()),
+            online=inputs.environment is not None,
+            repeats_rows=inputs.repeats_rows,
+        )
         if config.init_from is not None:
             for index, policy in enumerate(parts.policies):
                 initialize(policy, index, configs[index], inputs.environment)
