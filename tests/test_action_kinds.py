@@ -229,6 +229,15 @@ def test_a_bound_that_exists_is_kept() -> None:
     np.testing.assert_array_equal(half.action_space.high, [2.0, 2.0])
 
 
+def test_bounds_that_float32_does_not_have_are_no_bounds(tmp_path: Path) -> None:
+    space = Box(-1e300, 1e300, (2,), np.float64)
+    with pytest.raises(EnvironmentSetupError, match="Set `action_range`"):
+        rl_training.train(tiny(tmp_path), env=lambda: Choices(space))
+    assert not list(tmp_path.iterdir())
+    stated = EnvironmentFactory(lambda: Choices(space), action_range=(-2.0, 2.0))()
+    np.testing.assert_array_equal(stated.action_space.high, [2.0, 2.0])
+
+
 def test_a_range_for_bounded_actions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentSetupError, match=r"action_range = \[-3.0, 3.0\]: is for action"):
         rl_training.train(tiny(tmp_path, action_range=3.0))

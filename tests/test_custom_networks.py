@@ -364,6 +364,10 @@ def batch_statistics(inputs: int, outputs: int) -> nn.Module:
             "Wrong.critic: its buffer 'num_batches_tracked' .*LayerNorm",
         ),
         (
+            wrong(critic=lambda inputs, outputs: nn.Sequential(nn.LazyLinear(outputs))),
+            "Wrong.critic: its parameter '0.weight' has no shape yet; .*nn.Linear instead",
+        ),
+        (
             wrong(critic=lambda inputs, outputs: nn.Linear(inputs, outputs).double()),
             "Wrong.critic: its parameter 'weight' has type torch.float64",
         ),

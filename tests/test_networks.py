@@ -374,6 +374,21 @@ def test_targets_of_ddpg_use_the_current_shared_encoder() -> None:
     torch.testing.assert_close(found, expected.squeeze(-1).squeeze(0))
 
 
+def test_a_dictionary_selects_all_of_its_parts() -> None:
+    robot = DictSpace({"joints": Box(-1, 1, (2,)), "load": Box(-1, 1, ())})
+    space = DictSpace({"robot": robot, "secret": Box(-1, 1, (3,))})
+    spaces = describe_space_pair(space, Box(-1, 1, (2,)))
+
+    def state(names: list[str]) -> dict[str, torch.Tensor]:
+        settings = {**SMALL, "networks": {"actor_obs": names}}
+        found = get_algorithm_spec("td3").algorithm(spaces.observation, spaces.actions, settings)
+        return found.state
+
+    torch.testing.assert_close(state(["robot"]), state(["robot/joints", "robot/load"]))
+    with pytest.raises(ConfigError, match="actor_obs: the observation has no part 'rob'"):
+        state(["rob"])
+
+
 @pytest.mark.parametrize(
     ("name", "networks", "message"),
     [

@@ -198,6 +198,11 @@ class ObservationSpec:
         """The types in which the leaves of numbers are stored."""
         return {leaf.name: leaf.number_type for leaf in self.leaves if leaf.kind == "numbers"}
 
+    @property
+    def narrowest_float(self) -> str:
+        """The type with the smallest largest number in which numbers are stored."""
+        return "float16" if "float16" in self.number_types.values() else "float32"
+
     def stored_as(self, types: NumberTypes) -> ObservationSpec:
         """The same leaves, with their numbers stored in these types."""
         return ObservationSpec(

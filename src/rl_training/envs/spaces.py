@@ -101,13 +101,20 @@ def _bounded_actions(space: Space[Any]) -> tuple[ActionKind, np.ndarray, np.ndar
             f"The action space {space} has whole numbers, but policies for Box choose any numbers "
             "of a range. Use MultiDiscrete, or a wrapper with a Box of float32 that rounds actions."
         )
-    if not space.is_bounded("both"):
+    if not _finite_bounds(space).all():
         raise UnboundedActionsError(
             f"The action space {space} has no finite bounds, but policies choose actions in a "
             "finite range. Set `action_range` to that range: `action_range: 3.0` for [-3, 3], or "
             "`action_range: [low, high]`."
         )
     return "continuous", space.low, space.high
+
+
+def _finite_bounds(space: Box) -> np.ndarray:
+    """Which components of an action have two bounds that are finite in float32, as actions are."""
+    with np.errstate(over="ignore"):
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    return np.asarray(np.isfinite(low) & np.isfinite(high))
 
 
 def describe_observations(
@@ -246,12 +253,12 @@ class StatedActionRange(Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: Env[Any, Any], action_range: tuple[float, float]) -> None:
         super().__init__(env)
         space = env.action_space
-        if not isinstance(space, Box) or space.is_bounded("both"):
+        if not isinstance(space, Box) or _finite_bounds(space).all():
             raise EnvironmentSetupError(
                 f"action_range = {list(action_range)}: is for action spaces without finite bounds, "
                 f"but the action space is {space}; remove action_range"
             )
-        finite = np.isfinite(space.low) & np.isfinite(space.high)
+        finite = _finite_bounds(space)
         low, high = (
             np.where(finite, bound, np.clip(bound, *action_range))
             for bound in (space.low, space.high)

@@ -189,7 +189,8 @@ class Policy:
         """
         rows, is_batch = self._rows_of(obs)
         if not self.spaces.observation.are_finite(rows):
-            raise UserError("obs contains NaN or infinite values")
+            kind = self.spaces.observation.narrowest_float
+            raise UserError(f"obs contains values that are NaN, or infinite in {kind}")
         memory = self._memory_of(state, episode_start, len(rows) if is_batch else None)
         chosen, after = self.act_and_remember(rows, memory, explore=not deterministic)
         actions = self._in_environment_units(chosen)

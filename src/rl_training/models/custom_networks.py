@@ -132,6 +132,12 @@ class CustomNetworks:
                 "nor saved; use register_buffer for constants, nn.Parameter for what is learned, "
                 "and nn.ModuleList instead of a list"
             )
+        for name, parameter in module.named_parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise ConfigError(
+                    f"{self.name}.{method}: its parameter {name!r} has no shape yet; use modules "
+                    "with stated sizes, such as nn.Linear instead of nn.LazyLinear"
+                )
         for name, buffer in list(module.named_buffers()):
             self._freeze(method, module, name, buffer)
         for name, parameter in module.named_parameters():
@@ -147,7 +153,8 @@ class CustomNetworks:
         if buffer.dtype != torch.float32:
             raise ConfigError(
                 f"{self.name}.{method}: its buffer {name!r} has type {buffer.dtype}, not "
-                "torch.float32 (instead of batch normalization, use LayerNorm)"
+                "torch.float32; keep constants as float32, such as indices that forward converts "
+                "(instead of batch normalization, use LayerNorm)"
             )
         owner, _, attribute = name.rpartition(".")
         part = module.get_submodule(owner)

@@ -21,7 +21,7 @@ from rl_training.models.encoders.observations import (
 from rl_training.models.mlp import MLP, Network, count_parameters, draw_lecun
 from rl_training.models.network_settings import NetworkSettings
 from rl_training.models.networks import EncodedNetwork, JoinedNumbers, ModuleNetwork, chosen_leaves
-from rl_training.observations import ObservationLeaf, ObservationSpec
+from rl_training.observations import ObservationLeaf, ObservationSpec, select_names
 
 DEFAULTS = NetworkSettings()
 TRAINED_BYTES = 12
@@ -135,8 +135,8 @@ class NetworkPlan:
     def leaves(self, part: str) -> tuple[ObservationLeaf, ...]:
         """Return the leaves that a network sees, in the order of the observation."""
         chosen = self.settings.actor_obs if part == "actor" else self.settings.critic_obs
-        every = self.observation.leaves
-        return every if chosen is None else tuple(x for x in every if leaf_label(x) in chosen)
+        every = {leaf_label(leaf): leaf for leaf in self.observation.leaves}
+        return tuple(every[name] for name in select_names(list(every), chosen))
 
     def check(self, networks: Mapping[str, Network]) -> None:
         """Raise `ConfigError` for settings that these networks of an algorithm have no use for."""
@@ -174,18 +174,17 @@ class NetworkPlan:
     def _check_names(self) -> None:
         """Raise `ConfigError` if a setting names a leaf that does not exist."""
         known = [leaf_label(leaf) for leaf in self.observation.leaves]
-        named = {
-            "actor_obs": self.settings.actor_obs,
-            "critic_obs": self.settings.critic_obs,
-            "encoders": list(self.settings.encoders),
-        }
-        for key, names in named.items():
-            for name in names or ():
-                if name not in known:
-                    raise ConfigError(
-                        f"networks.{key}: the observation has no part {name!r}; it has "
-                        f"{', '.join(map(repr, known))}"
-                    )
+        unknown = [("encoders", name) for name in self.settings.encoders if name not in known]
+        for key in ("actor_obs", "critic_obs"):
+            try:
+                select_names(known, getattr(self.settings, key))
+            except KeyError as missing:
+                unknown.append((key, missing.args[0]))
+        for key, name in unknown:
+            raise ConfigError(
+                f"networks.{key}: the observation has no part {name!r}; it has "
+                f"{', '.join(map(repr, known))}"
+            )
 
     def _head(
         self,

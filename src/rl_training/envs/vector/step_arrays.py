@@ -384,19 +384,23 @@ def find_errors(
         values, shown = as_float32(obs), obs
         if not observation.is_vector:  # the words of other leaves are not floats
             values = shown = observation.floats_in(values)
-        errors = errors_in_values("observation", values, shown, num_envs) | errors
+        kind = observation.narrowest_float
+        errors = errors_in_values("observation", values, shown, num_envs, kind) | errors
     return errors
 
 
 def errors_in_values(
-    what: str, values: np.ndarray, original: np.ndarray, num_envs: int
+    what: str, values: np.ndarray, original: np.ndarray, num_envs: int, kind: str = "float32"
 ) -> SeedErrors:
-    """For each seed, an error that names its first environment with a value that is not finite."""
+    """For each seed, an error that names its first environment with a value that is not finite.
+
+    `kind` is the type in which it should be.
+    """
     bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
     errors: SeedErrors = {}
     for index in np.flatnonzero(bad):
         seed_index, within = divmod(int(index), num_envs)
-        message = f"Environment {within}: its {what} is not finite in float32: {original[index]}"
+        message = f"Environment {within}: its {what} is not finite in {kind}: {original[index]}"
         errors.setdefault(seed_index, EnvironmentRuntimeError(message))
     return errors
 
