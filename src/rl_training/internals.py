@@ -62,13 +62,16 @@ def _has_data_pointer(tensor: Tensor) -> bool:
 def reinterpreted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the bytes of a tensor as another type, also under `torch.func.vmap`.
 
-    PyTorch 2.11 cannot map such a view. There, a mapped or compiled tensor is copied.
+    PyTorch 2.11 cannot map such a view. There, a mapped or compiled tensor is copied. The compiler
+    needs a single axis, because it may store a column of several rows by columns.
     """
     is_compiling = torch.compiler.is_compiling()
     if _MAPS_VIEWS or not (is_compiling or is_batched(tensor)):
         return tensor.view(dtype)
     if is_compiling:
-        return torch.view_copy(tensor, dtype=dtype)
+        size = tensor.shape[-1] * tensor.element_size() // dtype.itemsize
+        flat = tensor.reshape(-1).clone(memory_format=torch.contiguous_format)
+        return torch.view_copy(flat, dtype=dtype).view(*tensor.shape[:-1], size)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", MAPPED_BY_A_LOOP)
         return torch.view_copy(tensor, dtype=dtype)
