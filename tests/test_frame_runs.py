@@ -238,6 +238,7 @@ def bytes_on_disk(folder: Path) -> int:
 def test_the_disk_space_of_a_run_is_known_before_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
+    changes = dict(changes)
     monkeypatch.setattr(needs, "SEGMENT_ROWS", 20)
     monkeypatch.setattr(replay_buffer, "SEGMENT_ROWS", 20)
     estimates, peaks = [], []
@@ -259,7 +260,8 @@ def test_the_disk_space_of_a_run_is_known_before_it_starts(
     monkeypatch.setattr(SeedRun, "request_checkpoint", request_checkpoint)
     monkeypatch.setattr(needs, "disk_bytes", disk_bytes)
     monkeypatch.setattr(RunFolder, "prune", prune)
-    trained(tmp_path, total_timesteps=1000, **changes)
+    settings = {"learning_starts": 990, **changes.pop("algo_kwargs", {})}
+    trained(tmp_path, total_timesteps=1000, eval_episodes=1, algo_kwargs=settings, **changes)
     # Beside replay and networks, a checkpoint has a few small files.
     small = 4 * 60_000
     assert max(peaks) - small <= estimates[0] <= 1.25 * max(peaks)
