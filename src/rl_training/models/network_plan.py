@@ -135,6 +135,8 @@ class NetworkPlan:
     def leaves(self, part: str) -> tuple[ObservationLeaf, ...]:
         """Return the leaves that a network sees, in the order of the observation."""
         chosen = self.settings.actor_obs if part == "actor" else self.settings.critic_obs
+        if chosen is None:
+            return self.observation.leaves
         every = {leaf_label(leaf): leaf for leaf in self.observation.leaves}
         return tuple(every[name] for name in select_names(list(every), chosen))
 
