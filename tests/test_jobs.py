@@ -23,7 +23,7 @@ from helpers import StopAt, hashes, metric_rows, tiny
 from rl_training import TrainingInterrupted
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.checkpoints import lease as lease_module
-from rl_training.checkpoints.lease import Lease, LeaseLostError, LeaseWatch
+from rl_training.checkpoints.lease import BEAT_SECONDS, Lease, LeaseLostError, LeaseWatch
 from rl_training.errors import CheckpointError, ConfigError, RunLockedError
 from rl_training.runtime.job_folder import EXIT_PREEMPTED, prepare_job, read_job, read_job_status
 from rl_training.runtime.jobs import JobResult, run_or_resume
@@ -619,7 +619,8 @@ def test_a_paused_owner_loses_its_job_and_saves_nothing_more(work: Path, base: P
     when_training(work / "job", first)
     first.send_signal(signal.SIGSTOP)
     try:
-        Lease.acquire(work / "job", stale_seconds=2.0).release()
+        # Longer than the pause after which the owner asks whether it still is one.
+        Lease.acquire(work / "job", stale_seconds=2 * BEAT_SECONDS + 1).release()
         saved = checkpoints(work / "job")
         # On the same machine, the paused process also has the locks of its runs.
         with pytest.raises(RunLockedError, match=f"process {first.pid}"):
