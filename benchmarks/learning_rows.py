@@ -66,6 +66,11 @@ class MeasuredCurve:
         return None if peer is None else str(peer["package"])
 
     @property
+    def is_drawn(self) -> bool:
+        """Whether it belongs into the picture of its task, whose axis is environment steps."""
+        return self.stale is None and not self.origins[0]
+
+    @property
     def origins(self) -> tuple[str, ...]:
         """The names of the data and of the run that its learning began with, or empty names."""
         return _origins(self.sources[0])

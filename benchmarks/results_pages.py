@@ -97,20 +97,20 @@ def known_stale(folder: Path, checked: Path) -> dict[str, str | None]:
 
 def outdated(curves: Sequence[MeasuredCurve]) -> dict[Path, Write]:
     """The files that do not show these curves, each with a function that writes it."""
-    current = [curve for curve in main_curves(curves) if curve.stale is None]
+    drawn = [curve for curve in main_curves(curves) if curve.is_drawn]
     found: dict[Path, Write] = {}
     for page, text in pages(curves).items():
         if text != page.read_text("utf-8"):
             found[page] = write_later(page, text)
-    colors = learning_picture.colors_of(current)
+    colors = learning_picture.colors_of(drawn)
     pictures = {
-        PICTURES / results_tables.picture_name(task): [c for c in current if c.task == task]
-        for task in dict.fromkeys(curve.task for curve in current)
+        PICTURES / results_tables.picture_name(task): [c for c in drawn if c.task == task]
+        for task in dict.fromkeys(curve.task for curve in drawn)
     }
     for path, own in pictures.items():
         if not learning_picture.is_current(path, own, colors):
             found[path] = draw_later(own, path, colors, by_time=True)
-    overview = [curve for curve in current if curve.task in OVERVIEW_TASKS]
+    overview = [curve for curve in drawn if curve.task in OVERVIEW_TASKS]
     if overview and not learning_picture.is_current(OVERVIEW, overview, colors):
         found[OVERVIEW] = draw_later(overview, OVERVIEW, colors, by_time=False)
     # Of tasks that have no current result any more.

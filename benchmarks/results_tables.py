@@ -56,7 +56,7 @@ def tasks_text(curves: Sequence[MeasuredCurve]) -> str:
     for task in dict.fromkeys(curve.task for curve in shown):
         own = [curve for curve in shown if curve.task == task]
         parts = [f"### {task}\n"]
-        if any(curve.stale is None for curve in own):
+        if any(curve.is_drawn for curve in own):
             parts.append(f"![Learning curves on {task}](images/{picture_name(task)})\n")
         parts += [task_table(own), *(f"- {about(curve)}\n" for curve in own)]
         sections.append("\n".join(parts[: -len(own)]) + "\n" + "".join(parts[-len(own) :]))

@@ -298,7 +298,9 @@ def test_curves_from_different_data_are_all_shown_and_named(tmp_path: Path) -> N
     )
     changed = {**offline, "algo_kwargs.bc_alpha": 1.0}
     write_curve(tmp_path, {1000: LOW}, name="own", known={"data": {"name": "replay"}}, **changed)
-    labels = {curve.name: curve.label for curve in main_curves(read_curves(tmp_path, {}))}
+    shown = main_curves(read_curves(tmp_path, {}))
+    assert [curve.name for curve in shown if curve.is_drawn] == ["on"]
+    labels = {curve.name: curve.label for curve in shown}
     assert labels == {
         "replay": "`td3_bc/mujoco`, replay data",
         "medium": "`td3_bc/mujoco`, medium data",
