@@ -191,13 +191,15 @@ def test_cached_vector_instructions_equal_those_of_a_search(
 
     monkeypatch.setenv(compile_cache.CACHE_VARIABLE, str(tmp_path))
     found = []
-    for remember in (False, True, True):  # the second creates the marker, the third reads it
-        monkeypatch.setattr(config.cpp, "vec_isa_ok", None)
-        cpu_vec_isa.valid_vec_isa_list.cache_clear()
-        if remember:
-            compile_cache.remember_vector_instructions()
-        found.append(list(map(str, cpu_vec_isa.valid_vec_isa_list())))
-    assert config.cpp.vec_isa_ok
+    # The fixture `monkeypatch` would delete the option at its end: `config.cpp` is a proxy.
+    with config.patch({"cpp.vec_isa_ok": None}):
+        for remember in (False, True, True):  # the second creates the marker, the third reads it
+            config.cpp.vec_isa_ok = None
+            cpu_vec_isa.valid_vec_isa_list.cache_clear()
+            if remember:
+                compile_cache.remember_vector_instructions()
+            found.append(list(map(str, cpu_vec_isa.valid_vec_isa_list())))
+        assert config.cpp.vec_isa_ok
     assert found[0] == found[1] == found[2]
     assert len(list(tmp_path.glob("vector-instructions-*"))) == 1
 

@@ -637,12 +637,9 @@ def test_a_stopped_action_ends_with_its_programs_and_their_unfinished_output(
     assert listed.stdout[:1] in ("", "Z")  # ended, though perhaps not yet removed by its parent
 
 
-def test_compilers_that_wait_for_a_thread_never_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compilers_that_wait_for_a_thread_never_start(tmp_path: Path) -> None:
     """PyTorch runs compilers in threads of its own, which Python waits for at exit."""
     inductor = pytest.importorskip("torch._inductor.async_compile")
-    monkeypatch.setattr(inductor.config, "compile_threads", 2)
     compiler = tmp_path / "g++"
     compiler.write_text('#!/bin/sh\necho started >> "$1"\nsleep 60\n')
     compiler.chmod(0o755)
@@ -657,16 +654,17 @@ def test_compilers_that_wait_for_a_thread_never_start(
         for task in tasks:
             task.result()
 
-    inductor.AsyncCompile.pool.cache_clear()
-    started = time.monotonic()
-    assert not run_stoppable(compile_six_files, log.exists)
-    assert time.monotonic() - started < 10
-    count = len(log.read_text().splitlines())
-    time.sleep(0.5)
-    assert len(log.read_text().splitlines()) == count < 6
-    assert inductor.AsyncCompile.submit(lambda: 1).result() == 1
-    inductor.AsyncCompile.pool().shutdown()
-    inductor.AsyncCompile.pool.cache_clear()
+    with inductor.config.patch({"compile_threads": 2}):
+        inductor.AsyncCompile.pool.cache_clear()
+        started = time.monotonic()
+        assert not run_stoppable(compile_six_files, log.exists)
+        assert time.monotonic() - started < 10
+        count = len(log.read_text().splitlines())
+        time.sleep(0.5)
+        assert len(log.read_text().splitlines()) == count < 6
+        assert inductor.AsyncCompile.submit(lambda: 1).result() == 1
+        inductor.AsyncCompile.pool().shutdown()
+        inductor.AsyncCompile.pool.cache_clear()
 
 
 @pytest.mark.parametrize("stops", [False, True])

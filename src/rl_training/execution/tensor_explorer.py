@@ -53,6 +53,10 @@ class TensorExplorer:
         one = spaces.action_kind == "discrete"
         random = Draw("uniform", (num_envs,) if one else (num_envs, spaces.action_dim))
         self.pool = RandomPool({**draws, RANDOM: random}, generators, self._device)
+        # Not made when actions are drawn: a graph cannot capture a copy from the host.
+        self._num_choices = torch.tensor(
+            spaces.actions.num_choices, dtype=torch.float32, device=self._device
+        )
         lead = population.leading_shape
         self._obs = placeholder(algorithm, population, num_envs).to(self._device)
         self._progress = torch.zeros(lead, device=self._device)
@@ -148,8 +152,7 @@ class TensorExplorer:
     def _random_actions(self, uniform: Tensor) -> Tensor:
         if self._spaces.is_continuous:
             return uniform * 2 - 1
-        choices = torch.tensor(self._spaces.actions.num_choices, device=self._device)
-        return (uniform * choices.float()).long()
+        return (uniform * self._num_choices).long()
 
     def _of_seeds(self, actions: Tensor) -> Tensor:
         return actions if self._is_alone else actions.index_select(0, self._slots).flatten(0, 1)

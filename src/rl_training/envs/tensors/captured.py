@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import torch
 
@@ -38,8 +38,7 @@ class Captured(Generic[Result]):
             with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._result = self._function()
         self._graph.replay()
-        assert self._result is not None
-        return self._result
+        return cast(Result, self._result)  # None where the function returns nothing
 
 
 def is_capturing() -> bool:
