@@ -178,8 +178,7 @@ def worlds_text() -> str:
                 f"{median(paces):,.0f}",
                 number(run["compilation_seconds"]),
                 *(seconds_to(evaluations, reached) for reached in WORLD_RETURNS),
-                f"{number(final['gymnasium_mean'])} ({number(final['gymnasium_std'])})",
-                f"{number(final['simulator_mean'])} ({number(final['simulator_std'])})",
+                *(returns_in(final, simulator) for simulator in ("gymnasium", "simulator")),
                 last,
             ]
         )
@@ -187,6 +186,13 @@ def worlds_text() -> str:
     header += [f"{reached:,} after, s" for reached in WORLD_RETURNS]
     header += ["return in MuJoCo", "in MuJoCo Warp", "before and after a kill"]
     return table(header, "l" + "r" * (len(header) - 1), rows)
+
+
+def returns_in(final: dict[str, float], simulator: str) -> str:
+    """Mean and deviation of the last policy; empty for a simulator that it was not trained in."""
+    if f"{simulator}_mean" not in final:
+        return ""
+    return f"{number(final[f'{simulator}_mean'])} ({number(final[f'{simulator}_std'])})"
 
 
 def seconds_to(evaluations: Sequence[dict[str, Any]], reached: float) -> str:
