@@ -462,3 +462,24 @@ def test_a_run_with_built_in_networks_refuses_others(tmp_path: Path) -> None:
     result = rl_training.train(config)
     with pytest.raises(UserError, match="built-in networks; leave out networks"):
         rl_training.resume_training(result.run_dir, networks=OnlyCritic)
+
+
+class BranchingActor:
+    def actor(self, inputs: int, outputs: int) -> nn.Module:
+        return Branching(inputs, outputs)
+
+
+@pytest.mark.parametrize("data_format", ["torch", "onnx"])
+def test_networks_that_cannot_be_traced_are_not_exported(
+    tmp_path: Path, data_format: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if data_format == "onnx":
+        pytest.importorskip("onnxscript")
+    settings: dict[str, Any] = {"hidden_sizes": [8], "output_dir": str(tmp_path)}
+    settings |= {"total_timesteps": 60, "learning_starts": 40, "batch_size": 8, "eval_interval": 0}
+    agent = SAC("Pendulum-v1", networks=BranchingActor, **settings)
+    agent.learn()
+    with pytest.raises(UserError, match=r"cannot be exported.*must not branch") as error:
+        agent.export(tmp_path / f"policy.{data_format}", format=data_format)
+    assert "\n" not in str(error.value)
+    assert "def forward" not in capfd.readouterr().err

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from goal_environments import PointGoal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_training.data import DatasetPart, array_recording, load_dataset
 from rl_training.data.hindsight.episodes import Episode, UnfinishedEpisodes
 from rl_training.data.hindsight.relabelling import Hindsight
+from rl_training.data.hindsight.sampled import SampledHindsight
 from rl_training.data.n_step import NStepAccumulator, Transitions
+from rl_training.datasets.workflows import convert_dataset
 from rl_training.envs import EnvironmentFactory, describe_spaces
 from rl_training.envs.goals import GoalEnvironment
+from rl_training.errors import DataError
 from rl_training.types import SpaceInfo
 
 GAMMA = 0.9
@@ -250,3 +256,87 @@ def test_the_own_goal_gives_the_transitions_that_were_stored() -> None:
     np.testing.assert_allclose(discount, expected[3], rtol=1e-6)
     np.testing.assert_array_equal(episode.next_obs[last], expected[4])
     goals.close()
+
+
+class OneNumber:
+    """Goals of `RECORDED`: the first number of an observation is to become the second."""
+
+    achieved, desired = slice(0, 1), slice(1, 2)
+
+    def rewards(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
+        return np.where((achieved == desired).all(-1), 0, -1).astype(np.float32)
+
+    def terminations(self, achieved: np.ndarray, desired: np.ndarray) -> None:
+        return None
+
+    def tensor_rewards(self, achieved: torch.Tensor, desired: torch.Tensor) -> torch.Tensor:
+        return torch.where((achieved == desired).all(-1), 0.0, -1.0)
+
+    def tensor_terminations(self, achieved: torch.Tensor, desired: torch.Tensor) -> None:
+        return None
+
+
+STARTS, GOALS = [10, 11, 12, 20, 21, 22], [13, 13, 13, 23, 23, 23]
+RECORDED = {
+    "observations": np.stack([STARTS, GOALS], 1).astype(np.float32),
+    "actions": np.zeros((6, 1), np.float32),
+    "rewards": np.array([-1, -1, 0, -1, -1, 0], np.float32),
+    "terminals": np.array([0, 0, 1, 0, 0, 1]),
+    "action_low": -np.ones(1),
+    "action_high": np.ones(1),
+}
+"""Two episodes that reach 13 and 23, which no observation shows"""
+
+KINDS = [
+    pytest.param(Hindsight(OneNumber(), "future", 4, 0.9), id="stored"),
+    pytest.param(SampledHindsight(OneNumber(), "future", 4, 0.9), id="sampled"),
+]
+
+
+@pytest.mark.parametrize("hindsight", KINDS)
+def test_data_that_does_not_say_which_goals_were_reached_is_refused(hindsight: Any) -> None:
+    part = DatasetPart(array_recording(RECORDED))
+    with pytest.raises(DataError, match=r"after terminal steps; add next_observations"):
+        load_dataset([part], gamma=0.9, hindsight=hindsight)
+    # What a policy learns without hindsight does not depend on it.
+    assert len(load_dataset([part], gamma=0.9)) == 6
+
+
+@pytest.mark.parametrize("hindsight", KINDS)
+@pytest.mark.parametrize("layout", ["next_observations", "valids", "truncated"])
+def test_goals_of_recorded_episodes_are_those_that_they_reached(
+    hindsight: Any, layout: str
+) -> None:
+    data: dict[str, Any] = dict(RECORDED)
+    following = data["observations"] + np.array([1, 0], np.float32)
+    reached = {10: {11, 12, 13}, 20: {21, 22, 23}}
+    if layout == "next_observations":
+        data["next_observations"] = following
+    elif layout == "valids":  # a row after each episode holds its last observation
+        rows = np.insert(data["observations"], [3, 6], following[[2, 5]], axis=0)
+        valids = np.array([1, 1, 1, 0, 1, 1, 1, 0])
+        data |= {"observations": rows, "valids": valids}
+        data["actions"] = np.zeros((8, 1), np.float32)
+        data["rewards"] = np.insert(data["rewards"], [3, 6], 0)
+        data["terminals"] = np.insert(data["terminals"], [3, 6], 0)
+    else:  # the last steps are left out
+        data |= {"terminals": np.zeros(6), "timeouts": RECORDED["terminals"]}
+        reached = {10: {11, 12}, 20: {21, 22}}
+    dataset = load_dataset(
+        [DatasetPart(array_recording(data))],
+        gamma=0.9,
+        hindsight=hindsight,
+        generator=torch.Generator().manual_seed(0),
+    )
+    batch = dataset.sample(400)
+    for start, goals in reached.items():
+        chosen = (batch.obs[:, 0] >= start) & (batch.obs[:, 0] < start + 10)
+        found = set(batch.obs[chosen, 1].tolist())
+        assert found <= goals | {start + 3}
+        assert max(goals) in found
+
+
+def test_a_conversion_says_that_observations_are_missing(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", **RECORDED)
+    with pytest.warns(UserWarning, match=r"no observations after its terminal steps.*placeholders"):
+        convert_dataset(str(tmp_path / "data.npz"), tmp_path / "copy.npz")

@@ -106,6 +106,10 @@ def test_a_batch_is_recognized_by_its_leading_axis() -> None:
         ({"mode": 1.0}, "'mode' has type float64, not int32"),
         ({"mode": 4}, "'mode' is out of range: array\\(4\\)"),
         ({"mode": -1}, "'mode' is out of range"),
+        (
+            {"camera": np.full((9, 11, 3), 300)},
+            r"range: array\(\[\[\[300, 300, 300\], \[",
+        ),
         ({"arm": {"joints": np.zeros((2, 2))}}, "has no observation 'arm/grip'"),
         ({"arm": 3}, "has no observation 'arm/grip'"),
         ({"position": ["a", "b", "c"]}, "'position' is not numeric"),

@@ -477,7 +477,13 @@ def test_a_policy_of_datasets_with_different_transforms_has_none_for_other_data(
     for unknown in (half, {**normalized, "path": str(half)}):
         with pytest.raises(DataError, match=r"half\.npz: its rewards cannot .*leave out the data"):
             td_error(unknown)
-    stated = [{"kind": "npz", "path": str(half), "reward_scale": scale} for scale in (1.0, 10.0)]
+    section = {"kind": "npz", "path": str(half)}
+    with np.load(half) as file:
+        in_memory = dict(file)
+    stated = [{**section, "reward_scale": scale} for scale in (1.0, 10.0)]
+    for unknown in (section, in_memory, [stated[0], section], {**section, "weight": 2.0}):
+        with pytest.raises(DataError, match=r"its rewards cannot .*or state the scale"):
+            td_error(unknown)
     assert td_error(stated[0]) < td_error(stated[1])
 
 

@@ -90,6 +90,18 @@ def test_a_vec_env_with_final_observations_bootstraps_from_them() -> None:
     assert step.obs.tolist() == [[0, 0]] * 3
 
 
+def test_a_final_state_at_the_time_limit_is_an_end() -> None:
+    env = FinalEnv()
+    worlds = VecEnvWorlds(env)
+    worlds.reset([0])
+    for _ in range(LIMIT - 1):
+        worlds.step(torch.zeros(3, 1))
+    env.reset_terminated = torch.tensor([True, False, False])
+    step = worlds.step(torch.zeros(3, 1))
+    assert step.terminated.tolist() == [True, False, False]
+    assert step.truncated.tolist() == [False, True, True]
+
+
 def test_a_broken_world_that_its_simulator_has_reset_is_noticed() -> None:
     class BreakingEnv(FinalEnv):
         def step(

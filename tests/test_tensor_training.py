@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,7 @@ from rl_training.data.transforms import (
 )
 from rl_training.envs.tensors.classic_control import Pendulum
 from rl_training.envs.tensors.contract import TensorSource, TensorStep
-from rl_training.errors import ConfigError, EnvironmentSetupError, TrainingError
+from rl_training.errors import ConfigError, EnvironmentRuntimeError, EnvironmentSetupError
 from rl_training.execution import execution
 from rl_training.runtime.workflows import resume_together
 from rl_training.training.tensors import collector as collecting
@@ -126,16 +127,119 @@ class Fragile(Pendulum):
         return outcome
 
 
+@pytest.mark.parametrize(
+    ("num_envs", "rounds", "message"),
+    [
+        (4, 8, "16 worlds broke in 32 steps"),  # more than 10
+        (64, 1, "32 worlds broke in 64 steps"),  # more than 1 of 1,000 in 100 rounds
+        (64, 100, "32 worlds broke in 64 steps"),
+    ],
+)
 def test_too_many_broken_worlds_stop_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, num_envs: int, rounds: int, message: str
 ) -> None:
-    monkeypatch.setattr(collecting, "CHECK_ROUNDS", 20)
-    config = tensors(tmp_path, env_id=None)
-    with pytest.raises(TrainingError, match="40 worlds broke in 80 steps"):
+    config = tensors(tmp_path, env_id=None, num_envs=num_envs, total_timesteps=num_envs * rounds)
+    with pytest.raises(EnvironmentRuntimeError, match=message):
         rl_training.train(config, env=TensorSource(Fragile))
 
 
-def test_transitions_of_broken_worlds_are_not_learned_from(tmp_path: Path) -> None:
+class Rarely(Pendulum):
+    """Breaks a world in some rounds."""
+
+    breaks_in = range(0)
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        super().__init__(num_envs, device)
+        self.rounds = 0
+
+    def outcome(self) -> Any:
+        outcome = super().outcome()
+        self.rounds += 1
+        if self.rounds in self.breaks_in:
+            outcome.obs[0, 0] = torch.nan
+        return outcome
+
+
+@pytest.mark.parametrize(("often", "is_stopped"), [(10, False), (11, True)])
+def test_worlds_may_break_ten_times_in_a_hundred_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: int, is_stopped: bool
+) -> None:
+    monkeypatch.setattr(Rarely, "breaks_in", range(40, 40 + often))
+    config = tensors(tmp_path, env_id=None, num_envs=2, total_timesteps=2 * 150, eval_interval=0)
+    if is_stopped:
+        with pytest.raises(EnvironmentRuntimeError, match="11 worlds broke in 200 steps"):
+            rl_training.train(config, env=TensorSource(Rarely))
+    else:
+        result = trained(config, env=TensorSource(Rarely))
+        assert result.metrics["rollout/broken_worlds"] == often
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_no_transition_is_invented_where_all_worlds_break_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_step: int
+) -> None:
+    monkeypatch.setattr(Rarely, "breaks_in", range(1, 2))
+    task = {"num_envs": 1, "total_timesteps": 64, "eval_interval": 0}
+    config = tensors(tmp_path, algo="td3", env_id=None, **task, algo_kwargs={"n_step": n_step})
+    with pytest.raises(EnvironmentRuntimeError, match="before there was any transition to learn"):
+        rl_training.train(config, env=TensorSource(Rarely))
+
+
+def test_an_evaluation_goes_on_where_a_world_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rarely, "breaks_in", range(50_000, 50_001))
+    config = tensors(tmp_path, env_id=None, total_timesteps=80, eval_interval=0)
+    run = trained(config, env=TensorSource(Rarely)).run_dir
+    monkeypatch.setattr(Rarely, "breaks_in", range(30, 31))
+    with pytest.warns(UserWarning, match="a world broke"):
+        found = rl_training.evaluate_checkpoint(run, num_episodes=1, env=TensorSource(Rarely))
+    assert found["eval_length_mean"] == 30
+    assert np.isfinite(found["eval_return_mean"])
+
+
+class Wrong(Pendulum):
+    changes: ClassVar[dict[str, Any]] = {}
+
+    def step(self, actions: torch.Tensor) -> TensorStep:
+        step = super().step(actions)
+        return step._replace(**{name: make(step) for name, make in self.changes.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        ("reward", lambda step: step.reward[:, None], r"reward .* of shape \(4,\), not .*\(4, 1\)"),
+        ("terminated", lambda step: step.terminated.float(), "terminated .*bool .*not .*float32"),
+        ("obs", lambda step: step.obs[:, :2], r"obs of a step .*\(4, 3\), not .*\(4, 2\)"),
+        ("left_out", lambda step: step.broken[:2], r"left_out .*\(4,\), not .*\(2,\)"),
+    ],
+)
+def test_steps_of_another_shape_or_type_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, make: Any, message: str
+) -> None:
+    monkeypatch.setattr(Wrong, "changes", {name: make})
+    config = tensors(tmp_path, env_id=None, total_timesteps=80)
+    with pytest.raises(EnvironmentRuntimeError, match=message):
+        rl_training.train(config, env=TensorSource(Wrong))
+
+
+def test_actions_without_bounds_are_refused(tmp_path: Path) -> None:
+    class Free(Pendulum):
+        def __init__(self, num_envs: int, device: torch.device) -> None:
+            super().__init__(num_envs, device)
+            self.action_space = gym.spaces.Box(-np.inf, np.inf, (1,))
+
+    config = tensors(tmp_path, env_id=None)
+    with pytest.raises(EnvironmentSetupError, match=r"no finite bounds.*give it bounds") as error:
+        rl_training.train(config, env=TensorSource(Free))
+    assert "action_range" not in str(error.value)
+
+
+def test_transitions_of_broken_worlds_are_not_learned_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "FEW_BROKEN", 1_000)
     config = tensors(tmp_path, env_id=None, total_timesteps=200)
     result = trained(config, env=TensorSource(Fragile))
     assert result.metrics["rollout/broken_worlds"] == 100
@@ -281,9 +385,11 @@ def test_statistics_hold_the_last_episode_of_each_world() -> None:
     statistics = EpisodeStatistics(2, torch.device("cpu"))
     no, yes = torch.tensor([False, False]), torch.tensor([True, False])
     obs = torch.zeros(2, 1)
-    for reward, ended, broken in ((1.0, no, no), (2.0, yes, no), (4.0, no, yes)):
+    # Of a broken world nothing counts, not even that its episode was cut off.
+    steps = ((1.0, no, no, no), (2.0, yes, no, no), (4.0, no, yes, yes))
+    for reward, terminated, truncated, broken in steps:
         rewards = torch.full((2,), reward)
-        statistics.add(TensorStep(obs, rewards, ended, no, obs, broken))
+        statistics.add(TensorStep(obs, rewards, terminated, truncated, obs, broken))
     assert statistics.metrics(slice(0, 2)) == {
         "ep_rew_mean": 3.0,
         "ep_len_mean": 2.0,

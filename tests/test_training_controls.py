@@ -33,6 +33,7 @@ from rl_training.training.controls import (
     PeriodicEvaluation,
     StopEarly,
     build_control_callbacks,
+    planned_end,
     why_never_stopped_early,
 )
 from rl_training.training.engine import UpdateSchedule, planned_updates, steps_at_once
@@ -56,7 +57,7 @@ class View:
 
 
 def evaluations_until_stop(settings: EarlyStopping, returns: list[float]) -> tuple[int, str | None]:
-    control, view = StopEarly(settings), View()
+    control, view = StopEarly(settings, 10**9), View()
     for number, value in enumerate(returns, start=1):
         view.global_step, view.evaluation = number * 100, Evaluation((value,), (1,))
         control.on_evaluation_end(view)
@@ -209,6 +210,14 @@ def saved_state(checkpoint: Path) -> dict:
     return json.loads((checkpoint / "state.json").read_text())
 
 
+def test_an_evaluation_at_the_end_does_not_stop_a_run_early(tmp_path: Path) -> None:
+    stop = {"patience": 2, "min_delta": 1e9}
+    config = tiny(tmp_path, total_timesteps=60, eval_interval=20, early_stopping=stop)
+    with pytest.warns(UserWarning, match="early_stopping has no effect"):
+        result = rl_training.train(config)
+    assert (result.metrics["global_step"], result.stop_reason) == (60, "total_timesteps")
+
+
 @each_algorithm
 @pytest.mark.parametrize(
     ("settings", "reason"),
@@ -352,7 +361,8 @@ def stops_early(config: TrainConfig) -> bool:
         request_stop=lambda reason: requests.update(stop=True),
     )
     context: Any = TrainingContext(cast(Any, member))
-    cadence, control = PeriodicEvaluation(config.eval_interval), StopEarly(config.early_stopping)
+    cadence = PeriodicEvaluation(config.eval_interval)
+    control = StopEarly(config.early_stopping, planned_end(config))
     schedule, budget = UpdateSchedule.of(config), config.max_updates or 10**9
     while progress.global_step < config.total_timesteps and progress.gradient_steps < budget:
         if requests["stop"]:

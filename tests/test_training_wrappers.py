@@ -74,6 +74,23 @@ def test_a_training_wrapper_that_changes_a_space_is_refused() -> None:
         factory()
 
 
+class Unbounded(gym.Env[np.ndarray, np.ndarray]):
+    """Normalization does not change its space."""
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = Box(-1, 1, (1,), np.float32)
+
+
+def test_observations_are_not_normalized_for_training_only() -> None:
+    normalized = {"wrapper": "gymnasium.wrappers:NormalizeObservation", "kwargs": {}}
+    for wrappers_of_training in ([normalized], [CLIPPED, normalized], [normalized, CLIPPED]):
+        outside = load_wrappers(wrappers_of_training)
+        factory = EnvironmentFactory(Unbounded, training_wrappers=outside)
+        with pytest.raises(EnvironmentSetupError, match=r"NormalizeObservation.*move it to"):
+            factory()
+    EnvironmentFactory(Unbounded, wrappers=load_wrappers([normalized]))()
+
+
 def test_wrong_settings_name_their_key() -> None:
     with pytest.raises(ConfigError, match=r"training_wrappers\[0\] = 3: must be module:Class"):
         TrainConfig(algo="sac", env_id="Pendulum-v1", training_wrappers=[3])

@@ -329,10 +329,10 @@ class ObservationSpec:
             raise ValueError(
                 f"its {leaf.label} must be whole numbers from {limits.min} to {limits.max}, "
                 f"because it is stored as {leaf.dtype} (a space of float32 has other numbers): "
-                f"{value!r:.200}"
+                + _shown(value)
             )
         if leaf.kind != "numbers" and not leaf.in_range(value).all():
-            raise ValueError(f"its {leaf.label} is out of range: {value!r:.200}")
+            raise ValueError(f"its {leaf.label} is out of range: {_shown(value)}")
         stored = words.view(leaf.dtype)
         with np.errstate(over="ignore"):
             stored[..., : leaf.numbers] = value.reshape(*words.shape[:-1], leaf.numbers)
@@ -468,3 +468,8 @@ def _value_at(observation: Any, leaf: ObservationLeaf) -> Any:
         else:
             raise ValueError(f"it has no {leaf.label}")
     return value
+
+
+def _shown(value: np.ndarray) -> str:
+    """The beginning of an array, in one line."""
+    return f"{' '.join(repr(value).split()):.200}"

@@ -100,6 +100,12 @@ def load_dataset(
         raise DataError("no dataset given")
     if action_chunk > 1 and (n_step > 1 or next_actions or hindsight is not None):
         raise ValueError("action_chunk excludes n_step, next_actions and hindsight")
+    for info in (part.recording.info for part in parts):
+        if hindsight is not None and info.lacks_last_observations:
+            raise DataError(
+                f"{info.name}: replay.hindsight needs the goal that each step reached, but there "
+                "are no observations after terminal steps; add next_observations"
+            )
     if spaces is None and number_types is None:
         number_types = _common_types([part.recording.info.observation for part in parts])
     for part in parts:

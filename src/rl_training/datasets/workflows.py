@@ -48,7 +48,7 @@ from rl_training.datasets.picture import draw_summary
 from rl_training.datasets.recipes import record_policy, record_random
 from rl_training.datasets.replay import open_replay
 from rl_training.envs import EnvironmentFactory, environment_factory
-from rl_training.errors import CheckpointError, DataError, UserError
+from rl_training.errors import CheckpointError, DataError, UserError, warn_user
 from rl_training.observations import ObservationSpec
 from rl_training.types import Json
 from rl_training.validation import short, user_path
@@ -188,6 +188,12 @@ def convert_dataset(
         frames_per_second=frames_per_second,
         progress=progress,
     )
+    if recording.info.lacks_last_observations:
+        warn_user(
+            f"{recording.info.name}: has no observations after its terminal steps; {path.name} has "
+            "placeholders there. They do not matter to learning, except for replay.hindsight, "
+            "which must not be used with it"
+        )
     if isinstance(recording, ClippedRecording):
         warn_about_clipping(recording.info.name, recording.clipped, recording.components)
     return path

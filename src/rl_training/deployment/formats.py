@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.errors import UserError
+from rl_training.errors import UserError, brief
 from rl_training.execution.policy_module import LeafInputs
 
 Format = Literal["onnx", "torch"]
@@ -75,7 +75,16 @@ def _traced(module: nn.Module, inputs: Mapping[str, Tensor]) -> torch.export.Exp
     shapes: Any = [{0: batch} for _ in inputs]
     if isinstance(module, LeafInputs):  # its `forward` takes any number of inputs
         shapes = [tuple(shapes)]
-    program = torch.export.export(module, tuple(inputs.values()), dynamic_shapes=tuple(shapes))
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # PyTorch prints what it cannot trace
+            program = torch.export.export(
+                module, tuple(inputs.values()), dynamic_shapes=tuple(shapes)
+            )
+    except RuntimeError as error:  # PyTorch's own errors of tracing are such errors too
+        raise UserError(
+            "the policy cannot be exported, because PyTorch cannot trace its networks: "
+            f"{brief(error)}; networks must not branch on the values of tensors (use torch.where)"
+        ) from error
     for node in list(program.graph.nodes):
         node.meta.pop("stack_trace", None)
         _simplify(node)

@@ -33,6 +33,7 @@ from rl_training.envs.snapshots.layers import (
     TrainingBoundary,
     foreign_code,
     learning_wrappers,
+    normalizes_for_training_only,
 )
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
 from rl_training.envs.spaces import StatedActionRange, describe_spaces
@@ -125,6 +126,11 @@ class EnvironmentFactory:
                         f"training_wrappers: {wrapper.name} changes the {space.replace('_', ' ')}, "
                         "so evaluations cannot do without it; move it to wrappers"
                     )
+        if normalizes_for_training_only(wrapped):
+            raise EnvironmentSetupError(
+                "training_wrappers: NormalizeObservation changes observations, so evaluations "
+                "cannot do without it; move it to wrappers, or set `normalize_observations: true`"
+            )
         return wrapped
 
     @property

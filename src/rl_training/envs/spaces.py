@@ -247,7 +247,7 @@ def _listed(spaces: Mapping[str, Space[Any]]) -> str:
 class StatedActionRange(Wrapper[Any, Any, Any, Any]):
     """Gives the components of an action that have no finite bounds the ones of `action_range`.
 
-    A component that is bounded on one side keeps that bound.
+    A component that is bounded on one side gets the part of the range on its side of the bound.
     """
 
     def __init__(self, env: Env[Any, Any], action_range: tuple[float, float]) -> None:

@@ -144,8 +144,7 @@ def evaluate_on_data(
             progress=progress,
         )
     if policy.rewards is None:
-        is_section = not isinstance(source, str | Path | None)
-        _require_known_rewards(dataset, parts, run, reader.folder, is_section=is_section)
+        _require_known_rewards(dataset, parts, run, reader.folder, _stated_rewards(source))
     kept, held = dataset.split(held_out, seed)
     # One thread: the networks are small, and results do not depend on the number of cores.
     with one_thread():
@@ -260,26 +259,37 @@ def _require_known_rewards(
     parts: Sequence[DatasetPart],
     run: Json,
     folder: Path,
-    *,
-    is_section: bool,
+    stated: Sequence[bool],
 ) -> None:
     """Raise `DataError` for data whose reward transform is not known.
 
     A policy that learned from datasets with different transforms has none for other data, and the
-    range of other returns is another one. A section can state the transform.
+    range of other returns is another one. `stated` says whose section states the transform.
     """
     learned = {part["sha256"]: _reward_values(part) for part in _learned_parts(run)}
-    for part, loaded in zip(parts, dataset.parts, strict=True):
+    stated = stated or [False] * len(parts)
+    for part, loaded, is_stated in zip(parts, dataset.parts, stated, strict=True):
         options = part.rewards
         computed = isinstance(options, RewardOptions) and options.normalize_return_range
         own = learned.get(loaded.fingerprint["sha256"])
-        if own != _reward_values(loaded.fingerprint) and (computed or not is_section):
+        if own != _reward_values(loaded.fingerprint) and (computed or not is_stated):
             raise DataError(
                 f"{part.recording.info.name}: its rewards cannot be transformed as in the policy's "
                 "training, which used datasets with different transforms; leave out the dataset to "
                 "evaluate on all data of the run, or state the scale in Python: evaluate_offline("
                 f"{str(folder)!r}, {{'kind': ..., 'path': ..., 'reward_scale': ...}})"
             )
+
+
+def _stated_rewards(source: EvaluationData | None) -> list[bool]:
+    """Whether each section of the source states how rewards are transformed; empty for a path."""
+    if isinstance(source, str | Path | None):
+        return []
+    several = [source] if isinstance(source, DataSection | Mapping) else source
+    given = (
+        each.model_fields_set if isinstance(each, DataSection) else each.keys() for each in several
+    )
+    return [any(key.startswith("reward_") for key in keys) for keys in given]
 
 
 def _reward_values(part: Json) -> Json:

@@ -36,11 +36,12 @@ class KeepBest(Callback):
 class StopEarly(Callback):
     """Stops when the metric has not improved for `patience` evaluations or reaches its target.
 
-    Evaluations during pretraining do not count towards `patience`.
+    Evaluations during pretraining do not count towards `patience`. An evaluation at the last step
+    `end` is too late to stop the run early.
     """
 
-    def __init__(self, settings: EarlyStopping) -> None:
-        self.settings = settings
+    def __init__(self, settings: EarlyStopping, end: int) -> None:
+        self.settings, self.end = settings, end
         self.best: float | None = None
         self.evaluations_without_improvement = 0
 
@@ -66,7 +67,9 @@ class StopEarly(Callback):
         target = self.settings.target_value
         if target is not None and value >= sign * target:
             context.request_stop("target_value")
-        elif self.evaluations_without_improvement >= self.settings.patience:
+            return
+        waited = self.evaluations_without_improvement >= self.settings.patience
+        if waited and context.global_step < self.end:
             context.request_stop("early_stopping")
 
     def state_dict(self) -> Json:
@@ -85,7 +88,7 @@ def build_control_callbacks(config: TrainConfig) -> list[Callback]:
         PeriodicCheckpoint(config.checkpoint_interval),
     ]
     if config.early_stopping is not None:
-        callbacks.append(StopEarly(config.early_stopping))
+        callbacks.append(StopEarly(config.early_stopping, planned_end(config)))
     return callbacks
 
 

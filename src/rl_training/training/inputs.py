@@ -389,7 +389,7 @@ def _training_environment(
     config = configs[0]
     seeds = [stream_seed(each.seed, Stream.TRAINING_ENVIRONMENT) for each in configs]
     environment: VectorEnvironment | TensorVector
-    with _unbounded_actions_fit(config, factory.label):
+    with _unbounded_actions_fit(config, factory):
         if backend == "tensors":
             environment = TensorVector(factory, config.num_envs, seeds, device)
         else:
@@ -443,7 +443,7 @@ def spaces_of(factory: EnvironmentFactory, config: TrainConfig) -> SpaceInfo:
     """Return the spaces of an environment; raise if the algorithm has no use for its actions."""
     environment = factory()
     try:
-        with _unbounded_actions_fit(config, factory.label):
+        with _unbounded_actions_fit(config, factory):
             spaces = factory.spaces_of(environment)
     finally:
         close_environment(environment)
@@ -452,13 +452,18 @@ def spaces_of(factory: EnvironmentFactory, config: TrainConfig) -> SpaceInfo:
 
 
 @contextlib.contextmanager
-def _unbounded_actions_fit(config: TrainConfig, label: str) -> Iterator[None]:
-    """Advise a range of unbounded actions only for an algorithm that has use for them."""
+def _unbounded_actions_fit(config: TrainConfig, factory: EnvironmentFactory) -> Iterator[None]:
+    """Advise a range of unbounded actions only where it can be set and is of use."""
     try:
         yield
     except UnboundedActionsError:
-        check_fit(config, label, "continuous")
-        raise
+        check_fit(config, factory.label, "continuous")
+        if not factory.is_tensors:
+            raise
+        raise EnvironmentSetupError(
+            f"{factory.label}: its action space has no finite bounds, but policies choose actions "
+            "in a finite range; give it bounds"
+        ) from None
 
 
 def check_fit(config: TrainConfig, label: str, kind: ActionKind) -> None:

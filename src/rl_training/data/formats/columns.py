@@ -113,6 +113,7 @@ class ColumnRecording:
             action_start=start,
             provenance=provenance,
             given_observation=self._observation,
+            lacks_last_observations=_lacks_last_observations(columns, self._boundaries.terminated),
         )
         self._rows = rows
         if not self.info.max_rows:
@@ -302,6 +303,14 @@ def _kept_steps(
     kept = valid.copy()
     kept[-1] &= terminated[-1]
     return kept
+
+
+def _lacks_last_observations(columns: Mapping[str, Column], terminated: np.ndarray) -> bool:
+    """Whether no row holds the observation after some terminal step."""
+    if NEXT_OBSERVATIONS in columns:
+        return False
+    # With `valids`, the row after a terminal step holds it, if there is a row.
+    return bool(terminated[-1] if VALIDS in columns else terminated.any())
 
 
 def _end_long_episodes(ended: np.ndarray, max_steps: int) -> None:

@@ -88,6 +88,7 @@ class LeRobotRecording:
             frames_per_second=about.frames_per_second,
             provenance=own.provenance,
             given_observation=self._leaves,
+            lacks_last_observations=not self._has_next and self._may_terminate(about),
         )
 
     def chunks(self) -> Iterator[Steps]:
@@ -161,6 +162,16 @@ class LeRobotRecording:
         if self._end is None and TRUNCATED in flags:
             return np.asarray(flags.get(DONE, last) & ~flags[TRUNCATED])
         return np.zeros(len(last), np.bool_)
+
+    @property
+    def _has_next(self) -> bool:
+        """Whether there is a next observation for each frame."""
+        return all(f"next.{key}" in self._sizes for key in self._observations)
+
+    def _may_terminate(self, about: LeRobotInfo) -> bool:
+        if self._end is not None:
+            return self._end in ("termination", "success")
+        return TERMINATED in about.features or TRUNCATED in about.features
 
     def _columns(self, about: LeRobotInfo) -> dict[str, int]:
         """The number of components of each column to read."""

@@ -90,6 +90,9 @@ class RecordingInfo:
     """How the data was made from other data, if known"""
     given_observation: ObservationSpec | None = None
     """The leaves of an observation; None: one vector of `obs_dim` numbers"""
+    lacks_last_observations: bool = False
+    """Whether the observation after some terminal steps is unknown. Their next observation is then
+    a placeholder, of which nothing can be learned: not even which goal was reached"""
     lossy_images: bool = False
     """Whether images were compressed so that they differ from those that were recorded"""
 

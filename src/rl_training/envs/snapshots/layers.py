@@ -108,6 +108,13 @@ def learning_wrappers(env: Environment) -> list[tuple[Wrapper, str]]:
     return found
 
 
+def normalizes_for_training_only(env: Environment) -> bool:
+    """Whether a wrapper that is for training only normalizes observations."""
+    layers = layers_of(env)
+    inner = next((i for i, each in enumerate(layers) if isinstance(each, TrainingBoundary)), 0)
+    return any(isinstance(layer, NormalizeObservation) for layer in layers[:inner])
+
+
 def _has_simulation(layer: Environment) -> bool:
     return sys.modules.get("mujoco") is not None and has_mujoco_state(layer)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl_training.envs.spaces import describe_observations
 from rl_training.envs.tensors.contract import TensorEnvironment
+from rl_training.errors import warn_user
 
 
 class SingleWorld(gym.Env[Any, Any]):
@@ -21,21 +22,26 @@ class SingleWorld(gym.Env[Any, Any]):
         self.worlds, self._is_shared = worlds, shared
         self.observation_space, self.action_space = worlds.observation_space, worlds.action_space
         self._observation = describe_observations(worlds.observation_space)
+        self._last: Any = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         chosen = int(self.np_random.integers(2**62)) if seed is None else seed
-        return self._first_of(self.worlds.reset([chosen])), {}
+        self._last = self._first_of(self.worlds.reset([chosen]))
+        return self._last, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         one = torch.as_tensor(np.asarray(action), device=self.worlds.device)
         step = self.worlds.step(one.expand(self.worlds.num_envs, *one.shape))
         if bool(step.broken[0]):
-            unknown = self._first_of(torch.full_like(step.obs, torch.nan))
-            return unknown, np.nan, False, True, {}
-        obs = self._first_of(step.final_obs)
+            warn_user(
+                "a world broke while a single one was played, for example in an evaluation: its "
+                "numbers were not finite, and its episode ends before this step"
+            )
+            return self._last, 0.0, False, True, {}
+        obs = self._last = self._first_of(step.final_obs)
         return obs, float(step.reward[0]), bool(step.terminated[0]), bool(step.truncated[0]), {}
 
     def _first_of(self, rows: Tensor) -> Any:

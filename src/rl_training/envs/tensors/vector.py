@@ -11,7 +11,12 @@ from rl_training.envs.make import EnvironmentFactory
 from rl_training.envs.snapshots.layers import foreign_code
 from rl_training.envs.spaces import describe_space_pair
 from rl_training.envs.tensors.contract import TensorEnvironment, TensorStep
-from rl_training.errors import EnvironmentSetupError, UserError, last_line
+from rl_training.errors import (
+    EnvironmentRuntimeError,
+    EnvironmentSetupError,
+    UserError,
+    last_line,
+)
 from rl_training.observations import ALL_FLOAT32
 from rl_training.types import Json
 
@@ -52,6 +57,7 @@ class TensorVector:
             )
         self._low, self._half = self._bounds()
         self._is_own = source.evaluated
+        self._is_checked = False
 
     def _making_error(self, error: BaseException) -> Exception:
         if isinstance(error, UserError):
@@ -76,7 +82,33 @@ class TensorVector:
 
     def step(self, actions: Tensor) -> TensorStep:
         """Step all worlds with actions in [-1, 1], or indices from 0."""
-        return self.worlds.step(self.in_environment_units(actions))
+        step = self.worlds.step(self.in_environment_units(actions))
+        if not self._is_checked:
+            self._check(step)
+            self._is_checked = True
+        return step
+
+    def _check(self, step: TensorStep) -> None:
+        """Raise `EnvironmentRuntimeError` if a result has the wrong shape or type."""
+        for name, part in step._asdict().items():
+            if part is None and name == "left_out":
+                continue
+            shape: tuple[int, ...] = (self.total_envs,)
+            types: tuple[torch.dtype, ...] = (torch.bool,)
+            if name in ("obs", "final_obs"):
+                shape = (self.total_envs, self.spaces.obs_dim)
+            if name in ("obs", "final_obs", "reward"):
+                types = (torch.float32, torch.float64)
+            if not isinstance(part, Tensor) or part.shape != shape or part.dtype not in types:
+                found = (
+                    f"{part.dtype} of shape {tuple(part.shape)}"
+                    if isinstance(part, Tensor)
+                    else type(part).__name__
+                )
+                raise EnvironmentRuntimeError(
+                    f"{self._label}: {name} of a step must be {types[0]} of shape {shape}, not "
+                    f"{found}"
+                )
 
     def in_environment_units(self, actions: Tensor) -> Tensor:
         if not self.spaces.is_continuous:

@@ -22,18 +22,20 @@ from rl_training.data.transforms import (
 from rl_training.envs.tensors.captured import Captured
 from rl_training.envs.tensors.contract import TensorStep
 from rl_training.envs.tensors.vector import TensorVector
-from rl_training.errors import CheckpointError, TrainingError
+from rl_training.errors import CheckpointError, EnvironmentRuntimeError
 from rl_training.execution.tensor_explorer import TensorExplorer
 from rl_training.training.tensors.n_step import StepWindows
 from rl_training.training.tensors.statistics import EpisodeStatistics
 from rl_training.types import Batch, Json, State
 
-CHECK_ROUNDS = 1_000
+CHECK_ROUNDS = 100
 """Rounds after which the host waits for the device, to count the worlds that broke"""
+EARLY_CHECKS = (1, 2, 4, 8, 16)
+"""It does so after these too: with many worlds, a run has few rounds"""
 MAX_BROKEN_SHARE = 0.001
-"""Largest share of the steps since the last check in which worlds may break"""
+"""Largest share of the steps of `CHECK_ROUNDS` in which worlds may break"""
 FEW_BROKEN = 10
-"""Number of worlds that may break between two checks in any case"""
+"""Number of worlds that may break in `CHECK_ROUNDS` in any case"""
 
 _WORLDS, _EPISODES, _SCALER, _WAITING = "worlds.", "episodes.", "scaler.", "waiting."
 _OBS, _SPARE = "obs", "spare"
@@ -90,7 +92,9 @@ class TensorCollector:
         self._spare = torch.zeros(
             vector.num_seeds, self._replays[0].row_width, device=vector.device
         )
-        """The newest transition of each seed that can be learned from"""
+        """The newest transition of each seed that can be learned from; at first zeros"""
+        self._invented = torch.zeros(vector.num_seeds, dtype=torch.int64, device=vector.device)
+        """Steps of each seed for which there was no transition yet, and zeros were stored"""
         self._windows: StepWindows | None = None
         if n_step > 1:
             widths = self._replays[0].columns.widths
@@ -150,7 +154,7 @@ class TensorCollector:
                 replay.count_on_device(explorer.num_seeds * self.num_envs)
         self._stopwatch.stop("environments")
         self._rounds += 1
-        if self._rounds % CHECK_ROUNDS == 0:
+        if self._rounds % CHECK_ROUNDS == 0 or self._rounds in EARLY_CHECKS:
             self._check_broken()
         errors, self._errors = self._errors, {}
         return errors
@@ -188,7 +192,7 @@ class TensorCollector:
     def _store(self, stores: bool) -> None:
         """Update all statistics with the last step, and add its transitions to the buffers."""
         assert self._last is not None
-        rows = self._digest(*self._last)
+        rows = self._digest(*self._last, stores=stores)
         if stores:
             for replay, part in zip(self._replays, self._parts(), strict=True):
                 replay.add_on_device(rows[part])
@@ -198,8 +202,8 @@ class TensorCollector:
         ends = np.cumsum([explorer.num_seeds * self.num_envs for explorer in self._explorers])
         return [slice(*both) for both in itertools.pairwise([0, *ends.tolist()])]
 
-    def _digest(self, actions: Tensor, step: TensorStep) -> Tensor:
-        """Update all statistics with a step, and return its transitions as rows."""
+    def _digest(self, actions: Tensor, step: TensorStep, *, stores: bool) -> Tensor:
+        """Update all statistics with a step, and return its transitions as rows to store."""
         self._statistics.add(step)
         reward = step.reward if self._rewards is None else self._rewards(step.reward)
         ended = step.terminated | step.truncated | step.broken
@@ -216,7 +220,7 @@ class TensorCollector:
             packed = replay.pack_on_device(batch)
             if self._windows is not None:
                 packed, unknown = self._windows.add(packed, ended, unknown)
-            packed = self._without(unknown, packed)
+            packed = self._without(unknown, packed, stores=stores)
         self._obs.copy_(step.obs)
         self._observe(self._obs)
         return packed
@@ -234,7 +238,7 @@ class TensorCollector:
                 explorer.move_on(begins[part])
         return batch.with_fields(memory=torch.cat(known)) if known else batch
 
-    def _without(self, unknown: Tensor, rows: Tensor) -> Tensor:
+    def _without(self, unknown: Tensor, rows: Tensor, *, stores: bool) -> Tensor:
         """Repeat the transition of another world of the same seed where one cannot be learned from.
 
         The number of rows must not depend on data. If it is so in all worlds of a seed, that of an
@@ -244,7 +248,10 @@ class TensorCollector:
         of_seeds, mask = rows.view(seeds, each, -1), unknown.view(seeds, each)
         donors = mask.int().argmin(1)[:, None, None].expand(-1, 1, rows.shape[1])
         known = of_seeds.gather(1, donors).squeeze(1)
-        self._spare.copy_(torch.where(mask.all(1, keepdim=True), self._spare, known))
+        without = mask.all(1)
+        if stores:
+            self._invented += without & (self._spare == 0).all(1)
+        self._spare.copy_(torch.where(without[:, None], self._spare, known))
         return torch.where(mask[..., None], self._spare[:, None], of_seeds).view(rows.shape)
 
     def _seed_rows(self) -> list[slice]:
@@ -256,16 +263,21 @@ class TensorCollector:
             normalizer.observe(obs[rows])
 
     def _check_broken(self) -> None:
-        """Note an error for each seed of which too many worlds broke since the last check."""
-        steps = CHECK_ROUNDS * self.num_envs
+        """Note an error for each seed of which too many worlds broke."""
+        rounds = (self._rounds - 1) % CHECK_ROUNDS + 1
+        steps = rounds * self.num_envs
+        allowed = max(FEW_BROKEN, MAX_BROKEN_SHARE * CHECK_ROUNDS * self.num_envs)
         for seed_index, before in enumerate(self._checked):
             total = self._statistics.broken(self._vector.rows(seed_index))
-            self._checked[seed_index], new = total, total - before
-            if new > max(FEW_BROKEN, MAX_BROKEN_SHARE * steps):
-                self._errors[seed_index] = TrainingError(
-                    f"{new:,} worlds broke in {steps:,} steps: their observations or rewards were "
-                    "not finite, and they were reset; use a smaller time step of the simulator, "
-                    "or less randomization"
+            new, is_empty = total - before, bool(self._invented[seed_index])
+            if rounds == CHECK_ROUNDS:
+                self._checked[seed_index] = total
+            if is_empty or new > allowed:
+                always = ", before there was any transition to learn from" if is_empty else ""
+                self._errors[seed_index] = EnvironmentRuntimeError(
+                    f"{new:,} worlds broke in {steps:,} steps{always}: their observations or "
+                    "rewards were not finite, and they were reset; use a smaller time step of the "
+                    "simulator, or less randomization"
                 )
 
     def why_lost(self, seed_index: int = 0) -> str | None:

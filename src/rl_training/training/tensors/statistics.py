@@ -30,13 +30,13 @@ class EpisodeStatistics:
     def add(self, step: TensorStep) -> None:
         """Add one step of all worlds."""
         state, healthy = self.state, ~step.broken
-        ended = step.terminated | step.truncated
+        ended = (step.terminated | step.truncated) & healthy
         # Not multiplied by a mask: the reward of a broken world may be infinite.
         returns = state["returns"] + torch.where(healthy, step.reward, 0.0)
         lengths = state["lengths"] + 1
         state["last_returns"].copy_(torch.where(ended, returns, state["last_returns"]))
         state["last_lengths"].copy_(torch.where(ended, lengths, state["last_lengths"]))
-        goes_on = healthy & ~ended
+        goes_on = healthy & ~ended  # the episode of a broken world is discarded
         state["returns"].copy_(torch.where(goes_on, returns, 0.0))
         state["lengths"].copy_(torch.where(goes_on, lengths, 0))
         state["broken"] += step.broken

@@ -21,12 +21,16 @@ from rl_training.errors import EnvironmentSetupError
 
 ACTOR_GROUPS = ("policy", "actor")
 """Names of what the actor observes: in Isaac Lab, and in mjlab"""
+TERMINATED = "reset_terminated"
+"""Where environments of Isaac Lab and mjlab say which episodes reached a final state"""
 
 
 class VecEnvWorlds(AdaptedWorlds):
     """A `VecEnv` of rsl_rl 2 or later, or an environment of Isaac Lab or mjlab that is one.
 
-    `extras["time_outs"]` says which episodes were truncated. There are three kinds of ends:
+    `extras["time_outs"]` says which episodes were truncated. One that reached a final state in the
+    same step has terminated, if the environment says so (`TERMINATED`). There are three kinds of
+    ends:
 
     - With `auto_reset = False` in the config of an environment of mjlab, this class resets worlds,
       and knows what the last step led to.
@@ -74,6 +78,9 @@ class VecEnvWorlds(AdaptedWorlds):
         obs, reward = self.rows(self._select(given)), self.numbers(reward, "reward")
         done, late = dones.bool(), extras.get("time_outs")
         truncated = torch.zeros_like(done) if late is None else late.bool() & done
+        final_states = getattr(self._inner, TERMINATED, None)
+        if isinstance(final_states, Tensor) and final_states.shape == done.shape:
+            truncated = truncated & ~final_states.bool().to(done.device)
         if self._resets:
             return self._reset_ended(obs, reward, done & ~truncated, truncated)
         final = final_observations(extras)
