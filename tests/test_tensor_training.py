@@ -198,6 +198,15 @@ def test_an_evaluation_goes_on_where_a_world_breaks(
     assert np.isfinite(found["eval_return_mean"])
 
 
+def test_a_single_world_that_breaks_in_training_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rarely, "breaks_in", range(30, 31))
+    config = tensors(tmp_path, env_id=None, vectorization="sync", eval_interval=0)
+    with pytest.raises(EnvironmentRuntimeError, match="not finite"):
+        rl_training.train(config, env=TensorSource(Rarely))
+
+
 class Wrong(Pendulum):
     changes: ClassVar[dict[str, Any]] = {}
 

@@ -145,6 +145,9 @@ class EnvironmentFactory:
         """Whether more environments can be made while a run has its own."""
         return not isinstance(self.source, TensorSource) or self.source.evaluated
 
+    _ends_broken = False
+    """Whether an episode ends where a world of tensors breaks, instead of being an error"""
+
     @property
     def is_tensors(self) -> bool:
         """Whether the worlds of the environment are tensors. Imports nothing."""
@@ -178,7 +181,11 @@ class EnvironmentFactory:
         from rl_training.envs.tensors.single import SingleWorld  # few runs need it
 
         with foreign_code(lambda error: _making_error(self.label, self.kwargs, error)):
-            return SingleWorld(source.make(1, "cpu", **self.kwargs), shared=not source.evaluated)
+            return SingleWorld(
+                source.make(1, "cpu", **self.kwargs),
+                shared=not source.evaluated,
+                ends_broken=self._ends_broken,
+            )
 
     def _call_source(self, source: Callable[..., Environment]) -> Environment:
         _quiet_simulators()
@@ -209,6 +216,8 @@ class EvaluationFactory(EnvironmentFactory):
     They do not have the `training_wrappers`. Every episode starts from the same statistics. Rewards
     are not normalized by `NormalizeReward`.
     """
+
+    _ends_broken = True
 
     statistics: Sequence[Json] = ()
 

@@ -17,9 +17,14 @@ from rl_training.errors import warn_user
 class SingleWorld(gym.Env[Any, Any]):
     """Steps a tensor environment of one world; for all that needs a single environment."""
 
-    def __init__(self, worlds: TensorEnvironment, *, shared: bool = False) -> None:
-        """Show the first of several worlds if they are `shared` with a run, and leave them open."""
-        self.worlds, self._is_shared = worlds, shared
+    def __init__(
+        self, worlds: TensorEnvironment, *, shared: bool = False, ends_broken: bool = False
+    ) -> None:
+        """Show the first of several worlds if they are `shared` with a run, and leave them open.
+
+        A step in which the world breaks gives NaN, or, if `ends_broken`, ends the episode there.
+        """
+        self.worlds, self._is_shared, self._ends_broken = worlds, shared, ends_broken
         self.observation_space, self.action_space = worlds.observation_space, worlds.action_space
         self._observation = describe_observations(worlds.observation_space)
         self._last: Any = None
@@ -36,9 +41,12 @@ class SingleWorld(gym.Env[Any, Any]):
         one = torch.as_tensor(np.asarray(action), device=self.worlds.device)
         step = self.worlds.step(one.expand(self.worlds.num_envs, *one.shape))
         if bool(step.broken[0]):
+            if not self._ends_broken:
+                unknown = self._first_of(torch.full_like(step.obs, torch.nan))
+                return unknown, np.nan, False, True, {}
             warn_user(
-                "a world broke while a single one was played, for example in an evaluation: its "
-                "numbers were not finite, and its episode ends before this step"
+                "a world broke in an evaluation: its numbers were not finite, and its episode ends "
+                "before this step"
             )
             return self._last, 0.0, False, True, {}
         obs = self._last = self._first_of(step.final_obs)
