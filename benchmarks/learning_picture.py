@@ -36,9 +36,18 @@ PALETTE = (*COLORS[:6], "#332288", "#117733", "#882255", "#999933", "#661100", "
 
 
 def colors_of(curves: Sequence[MeasuredCurve]) -> dict[str, str]:
-    """A color for each label, the same in all pictures."""
-    labels = sorted({(curve.config or "", curve.label) for curve in curves})
-    return {label: color for (_, label), color in zip(labels, itertools.cycle(PALETTE))}
+    """A color for each label, the same in all pictures.
+
+    Two labels of the same task differ, as long as there are colors left.
+    """
+    found: dict[str, str] = {}
+    for _, label in sorted({(curve.config or "", curve.label) for curve in curves}):
+        tasks = {curve.task for curve in curves if curve.label == label}
+        others = {curve.label for curve in curves if curve.task in tasks}
+        near = [found[other] for other in others if other in found]
+        used = list(found.values())
+        found[label] = min(PALETTE, key=lambda color: (near.count(color), used.count(color)))
+    return found
 
 
 def fingerprint(curves: Sequence[MeasuredCurve], colors: Mapping[str, str]) -> str:

@@ -318,3 +318,18 @@ def test_curves_have_different_colors_and_published_ones_alone_are_gray(tmp_path
     assert len(set(colors.values())) == len(configs)
     shades = [color.lstrip("#") for color in colors.values()]
     assert not any(shade[:2] == shade[2:4] == shade[4:] for shade in shades)
+
+
+def test_curves_of_a_task_differ_even_if_there_are_more_curves_than_colors(tmp_path: Path) -> None:
+    most, tasks = len(learning_picture.PALETTE), ("CartPole-v1", "Pendulum-v1")
+    for number in range(2 * most - 2):
+        # Every third one is of the first task: in order, colors would come again within a task.
+        own = {"env": tasks[number % 3 > 0], "config": f"sac/{number:02}", "planned": 1000}
+        if number % 3 == 0 or number < 3 * most // 2:
+            write_curve(tmp_path, {1000: LOW}, name=f"{number:02}", **own)
+    curves = main_curves(read_curves(tmp_path, {}))
+    colors = learning_picture.colors_of(curves)
+    for task in tasks:
+        labels = {curve.label for curve in curves if curve.task == task}
+        assert most // 2 < len(labels) <= most
+        assert len({colors[label] for label in labels}) == len(labels)
