@@ -134,12 +134,11 @@ class LeRobotRecording:
         for key in (DONE, TRUNCATED):
             ended |= flags.get(key, False)
         following = [f"next.{key}" for key in self._observations]
-        recorded = all(key in columns for key in following)
         return _Frames(
             obs=self._joined(columns, self._observations),
             action=columns[ACTION],
             reward=columns[REWARD][:, 0] if REWARD in columns else np.zeros(len(last), np.float32),
-            next_obs=self._joined(columns, following) if recorded else None,
+            next_obs=self._joined(columns, following) if self._has_next else None,
             terminated=terminated,
             ended=ended,
             first_row=first,

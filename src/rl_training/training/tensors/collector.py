@@ -272,12 +272,17 @@ class TensorCollector:
             new, is_empty = total - before, bool(self._invented[seed_index])
             if rounds == CHECK_ROUNDS:
                 self._checked[seed_index] = total
-            if is_empty or new > allowed:
-                always = ", before there was any transition to learn from" if is_empty else ""
+            if is_empty:
                 self._errors[seed_index] = EnvironmentRuntimeError(
-                    f"{new:,} worlds broke in {steps:,} steps{always}: their observations or "
-                    "rewards were not finite, and they were reset; use a smaller time step of the "
-                    "simulator, or less randomization"
+                    "all worlds broke, or were cut off without a last observation, before there "
+                    "was any transition to learn from; use more worlds, or check the first steps "
+                    "of the environment"
+                )
+            elif new > allowed:
+                self._errors[seed_index] = EnvironmentRuntimeError(
+                    f"{new:,} worlds broke in {steps:,} steps: their observations or rewards were "
+                    "not finite, and they were reset; use a smaller time step of the simulator, "
+                    "or less randomization"
                 )
 
     def why_lost(self, seed_index: int = 0) -> str | None:
